@@ -1,0 +1,58 @@
+"""Every failure a user can cause or meet, and the exit code each one ends the process with.
+
+A message is one line: where, what was found, what to do. The CLI prints it without a traceback.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+EXIT_PASS = 0
+EXIT_INTERNAL = 1
+EXIT_USAGE = 2
+EXIT_DATA = 3
+EXIT_GATE_FAILED = 4
+EXIT_UNSURE = 5
+EXIT_INTERRUPTED = 130
+
+
+class QuantpipeError(Exception):
+    """A failure that is explained in one line; ``exit_code`` is what the process ends with."""
+
+    exit_code = EXIT_INTERNAL
+
+
+class RecipeError(QuantpipeError):
+    """The recipe or the command line asks for something that is not legal."""
+
+    exit_code = EXIT_USAGE
+
+
+class DataError(QuantpipeError):
+    """Something the run reads or writes is missing, damaged, too small or out of reach (models, sets, disk, network)."""
+
+    exit_code = EXIT_DATA
+
+
+class ArtifactError(DataError):
+    """A model folder does not hold what its configuration promises."""
+
+
+class RequestError(QuantpipeError):
+    """One request to the engine is malformed or can never be served; other requests are unharmed.
+
+    ``param`` names the offending request parameter, as the HTTP API reports it.
+    """
+
+    exit_code = EXIT_USAGE
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+def suggest(found: str, known: Iterable[str]) -> str:
+    """The tail of an error about an unknown name: ``; did you mean 'gptq'? (known: gptq, rtn)``."""
+    names = sorted(known)
+    nearest = difflib.get_close_matches(found, names, n=1, cutoff=0.6)
+    hint = f"; did you mean '{nearest[0]}'?" if nearest else ";"
+    return f"{hint} (known: {', '.join(names) or 'none'})"

@@ -1,0 +1,1 @@
+"""Progress on the terminal. Knows nothing of what is being done."""
