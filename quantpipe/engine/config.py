@@ -1,0 +1,37 @@
+"""What one engine is built with. Plain dataclass: the runtime runs where pydantic is not installed."""
+
+from dataclasses import dataclass
+
+from quantpipe.errors import RecipeError
+
+KV_DTYPES = ("auto", "int8_per_token_head")
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Settings of one engine.
+
+    ``backend`` names a row of ``quantpipe.backends.BACKENDS``. ``kv_dtype`` ``auto`` stores keys and values in the
+    compute dtype; ``int8_per_token_head`` follows vLLM's rule of that name; None takes what the artifact's manifest
+    asks for (``auto`` for an ordinary model folder). ``num_kv_blocks`` None sizes the pool so that ``max_num_seqs``
+    sequences of ``max_model_len`` fit, within ``kv_cache_bytes``. ``max_model_len`` None takes the model's own limit,
+    at most 4096. ``activation_divisor`` is the int8 activation rule: 127 as served, 127.5 to compare with transformers.
+    """
+
+    backend: str = "cpu"
+    kv_dtype: str | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int = 16
+    max_num_batched_tokens: int = 512
+    block_size: int = 16
+    num_kv_blocks: int | None = None
+    kv_cache_bytes: int = 1 << 30
+    num_threads: int | None = None
+    activation_divisor: float = 127.0
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_bytes"):
+            if getattr(self, name) < 1:
+                raise RecipeError(f"engine.{name}: {getattr(self, name)} is below 1")
+        if self.kv_dtype is not None and self.kv_dtype not in KV_DTYPES:
+            raise RecipeError(f"engine.kv_dtype: unknown '{self.kv_dtype}' (known: {', '.join(KV_DTYPES)})")
