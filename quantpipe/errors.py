@@ -28,7 +28,7 @@ class RecipeError(QuantpipeError):
 
 
 class DataError(QuantpipeError):
-    """Something the run reads or writes is missing, damaged, too small or out of reach (models, sets, disk, network)."""
+    """What the run reads or writes is missing, damaged, too small or out of reach (models, sets, disk, network)."""
 
     exit_code = EXIT_DATA
 

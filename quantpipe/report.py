@@ -11,7 +11,7 @@ Item = TypeVar("Item")
 
 
 class Progress(Protocol):
-    """Wraps an iterable and shows how far it has come; ``total`` is the number of items, ``label`` says what they are."""
+    """Wraps an iterable and shows how far it has come; ``total`` counts the items, ``label`` says what they are."""
 
     def __call__(self, items: Iterable[Item], total: int, label: str) -> Iterator[Item]: ...
 

@@ -1,15 +1,15 @@
 """What a backend must offer, and the batch it is given. Knows no scheduler, request or sampling rule.
 
-Shapes: T tokens of this step over all sequences, S sequences, B KV blocks, R rows whose logits are wanted, V vocabulary.
+Shapes: T tokens of this step over all sequences, S sequences, B KV blocks, R rows whose logits are wanted,
+V vocabulary.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from torch import Tensor
-
 from quantpipe.models.description import DecoderDescription
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -63,5 +63,5 @@ class Backend(Protocol):
     name: str
 
     def load(self, folder: Path, activation_divisor: float, num_threads: int | None) -> Executor:
-        """Load a model folder (ordinary or quantized). Raises ArtifactError, or QuantpipeError with why it cannot run."""
+        """Load a model folder, ordinary or quantized. ArtifactError where damaged, QuantpipeError where it cannot run."""
         ...

@@ -1,1 +1,1 @@
-"""What is on disk: which tensors a quantized layer stores, what their numbers mean, and the model folder around them."""
+"""What is on disk: the tensors a quantized layer stores, what their numbers mean, and the model folder around them."""
