@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from quantpipe.models.description import DecoderDescription
 from torch import Tensor
+
+from quantpipe.models.description import DecoderDescription
 
 
 @dataclass(frozen=True)
@@ -63,5 +64,5 @@ class Backend(Protocol):
     name: str
 
     def load(self, folder: Path, activation_divisor: float, num_threads: int | None) -> Executor:
-        """Load a model folder, ordinary or quantized. ArtifactError where damaged, QuantpipeError where it cannot run."""
+        """Load a model folder, ordinary or quantized. ArtifactError where damaged, QuantpipeError where unable to run."""
         ...

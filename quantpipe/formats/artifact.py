@@ -1,0 +1,247 @@
+"""A model folder, opened for reading: which tensors it holds, how each linear is quantized, and whether it is intact.
+
+Reads ordinary Hugging Face folders and compressed-tensors ones alike. Opening checks structure (names, dtypes,
+shapes) because other readers load a folder with missing tensors silently; ``verify`` checks every digest as well.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from quantpipe.errors import ArtifactError, RecipeError
+from quantpipe.formats.scheme import TensorSpec, WeightScheme, scheme_from_config_group
+
+MANIFEST_NAME = "quantpipe.json"
+WEIGHTS_NAME = "model.safetensors"
+INDEX_NAME = "model.safetensors.index.json"
+
+# A module is quantized where any of these is stored: a partly deleted module must not pass for an ordinary one.
+_QUANTIZED_SUFFIXES = ("weight_packed", "weight_scale", "weight_shape")
+_HASH_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """Where a tensor lies and what its file's header says of it."""
+
+    file: Path
+    spec: TensorSpec
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """An opened model folder. ``schemes`` maps the names of quantized modules to how they are stored."""
+
+    folder: Path
+    config: dict[str, Any]
+    manifest: dict[str, Any] | None
+    stored: Mapping[str, StoredTensor]
+    schemes: Mapping[str, WeightScheme] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, folder: Path) -> "Artifact":
+        """Open ``folder`` and check that every tensor it promises is there with the right dtype and shape.
+
+        Raises ArtifactError that names the first tensor at fault.
+        """
+        artifact = cls._read(folder)
+        for problem in artifact.structural_problems():
+            raise ArtifactError(f"{folder}: {problem}")
+        return artifact
+
+    @classmethod
+    def _read(cls, folder: Path) -> "Artifact":
+        if not folder.is_dir():
+            raise ArtifactError(f"{folder}: no such folder; give the folder that holds config.json")
+        config = _read_json(folder / "config.json")
+        manifest_path = folder / MANIFEST_NAME
+        manifest = _read_json(manifest_path) if manifest_path.exists() else None
+        stored = {name: tensor for file in _weight_files(folder) for name, tensor in _read_header(file)}
+        return cls(folder, config, manifest, stored, _schemes(folder, config, stored))
+
+    def tensor_names(self) -> frozenset[str]:
+        return frozenset(self.stored)
+
+    def scheme_of(self, module: str) -> WeightScheme | None:
+        return self.schemes.get(module)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """Read one tensor. Raises ArtifactError where there is none of that name."""
+        if name not in self.stored:
+            raise ArtifactError(f"{self.folder}: tensor {name} is missing; the folder is incomplete, make it again")
+        try:
+            with safe_open(self.stored[name].file, framework="pt") as file:
+                tensor: torch.Tensor = file.get_tensor(name)
+                return tensor
+        except (OSError, SafetensorError) as error:
+            raise ArtifactError(f"{self.stored[name].file}: cannot read {name}: {error}") from error
+
+    @property
+    def kv_cache(self) -> str:
+        """The KV cache dtype this artifact was judged with; ``auto`` for an ordinary folder."""
+        return str((self.manifest or {}).get("kv_cache", "auto"))
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over config.json and the weight files, in order of name: what is served, whoever wrote it."""
+        total = hashlib.sha256()
+        for path in [self.folder / "config.json", *_weight_files(self.folder)]:
+            total.update(f"{path.name}:{file_digest(path)}\n".encode())
+        return total.hexdigest()
+
+    def structural_problems(self) -> Iterator[str]:
+        """What does not hold of names, dtypes and shapes; reads headers only (and the small ``weight_shape``)."""
+        for name, promised in (self.manifest or {}).get("tensors", {}).items():
+            found = self.stored.get(name)
+            if found is None:
+                yield f"tensor {name} is missing; the manifest lists it"
+            elif found.spec != TensorSpec(promised["dtype"], tuple(promised["shape"])):
+                yield f"tensor {name} is {_show(found.spec)}; the manifest says {promised['dtype']} {promised['shape']}"
+        for module, scheme in self.schemes.items():
+            yield from self._module_problems(module, scheme)
+
+    def _module_problems(self, module: str, scheme: WeightScheme) -> Iterator[str]:
+        anchor = "weight_shape" if scheme.is_packed else "weight"
+        scale_name, anchor_name = f"{module}.weight_scale", f"{module}.{anchor}"
+        for name in (scale_name, anchor_name):
+            if name not in self.stored:
+                yield f"tensor {name} is missing; scheme {scheme.name} stores it"
+                return
+        shape: tuple[int, ...] = self.stored[anchor_name].spec.shape
+        if scheme.is_packed:
+            shape = tuple(self.tensor(anchor_name).tolist())
+        if len(shape) != 2:
+            yield f"tensor {anchor_name} does not describe a matrix"
+            return
+        expected = scheme.tensors(*shape, scale_dtype=self.stored[scale_name].spec.dtype)
+        for suffix, spec in expected.items():
+            found = self.stored.get(f"{module}.{suffix}")
+            if found is None:
+                yield f"tensor {module}.{suffix} is missing; scheme {scheme.name} stores it"
+            elif found.spec != spec:
+                yield f"tensor {module}.{suffix} is {_show(found.spec)}; scheme {scheme.name} stores {_show(spec)}"
+
+
+def verify(folder: Path) -> list[str]:
+    """Every fault found in an artifact: structure, the SHA-256 of each tensor and of each other file. [] is clean.
+
+    Raises ArtifactError where the folder cannot be read at all, or carries no manifest to verify against.
+    """
+    artifact = Artifact._read(folder)
+    if artifact.manifest is None:
+        raise ArtifactError(f"{folder}: no {MANIFEST_NAME}, so there is nothing to verify against")
+    problems = list(artifact.structural_problems())
+    promised = artifact.manifest.get("tensors", {})
+    for name, entry in promised.items():
+        if name in artifact.stored and tensor_digest(artifact.tensor(name)) != entry["sha256"]:
+            problems.append(f"tensor {name} differs from its digest in the manifest")
+    problems += [f"tensor {name} is not in the manifest" for name in sorted(artifact.stored.keys() - promised.keys())]
+    for name, digest in artifact.manifest.get("files", {}).items():
+        if not (folder / name).is_file():
+            problems.append(f"file {name} is missing; the manifest lists it")
+        elif file_digest(folder / name) != digest:
+            problems.append(f"file {name} differs from its digest in the manifest")
+    return problems
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file, read in chunks."""
+    total = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_HASH_CHUNK_BYTES):
+            total.update(chunk)
+    return total.hexdigest()
+
+
+def tensor_digest(tensor: torch.Tensor) -> str:
+    """SHA-256 of a tensor's bytes in row-major order."""
+    return hashlib.sha256(tensor.contiguous().flatten().view(torch.uint8).numpy().data).hexdigest()
+
+
+def matches(module: str, pattern: str, class_name: str = "Linear") -> bool:
+    """Whether a ``targets`` or ``ignore`` entry names this module: exactly, by ``re:`` regex, or by class."""
+    if pattern.startswith("re:"):
+        return re.match(pattern[3:], module) is not None
+    return pattern in (module, class_name)
+
+
+def _schemes(folder: Path, config: dict[str, Any], stored: Mapping[str, StoredTensor]) -> dict[str, WeightScheme]:
+    declared = config.get("quantization_config")
+    modules = sorted({m for name, tensor in stored.items() if (m := _quantized_module(name, tensor)) is not None})
+    if not declared:
+        if modules:
+            raise ArtifactError(f"{folder}: {modules[0]} is stored quantized, but config.json declares no scheme")
+        return {}
+    if declared.get("quant_method") != "compressed-tensors":
+        raise ArtifactError(
+            f"{folder}: quant_method '{declared.get('quant_method')}' cannot be served; known: compressed-tensors"
+        )
+    groups = list(declared.get("config_groups", {}).values())
+    try:
+        return {module: _scheme_for(module, groups, declared.get("ignore") or []) for module in modules}
+    except RecipeError as error:
+        raise ArtifactError(f"{folder}: {error}") from error
+
+
+def _scheme_for(module: str, groups: list[dict[str, Any]], ignore: list[str]) -> WeightScheme:
+    if any(matches(module, pattern) for pattern in ignore):
+        raise RecipeError(f"{module} is listed under ignore, yet is stored quantized")
+    by_name = [g for g in groups if any(t != "Linear" and matches(module, t) for t in g.get("targets", []))]
+    by_class = [g for g in groups if "Linear" in g.get("targets", [])]
+    for group in [*by_name, *by_class]:
+        return scheme_from_config_group(group)
+    raise RecipeError(f"{module} is stored quantized, but no config group targets it")
+
+
+def _quantized_module(name: str, tensor: StoredTensor) -> str | None:
+    module, _, suffix = name.rpartition(".")
+    if suffix in _QUANTIZED_SUFFIXES or (suffix == "weight" and tensor.spec.dtype == "I8"):
+        return module
+    return None
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    index_path = folder / INDEX_NAME
+    if index_path.exists():
+        names = sorted(set(_read_json(index_path).get("weight_map", {}).values()))
+        files = [folder / name for name in names]
+    else:
+        files = [folder / WEIGHTS_NAME]
+    for file in files:
+        if not file.is_file():
+            raise ArtifactError(f"{file}: no such file; a model folder holds its weights as safetensors")
+    return files
+
+
+def _read_header(file: Path) -> Iterator[tuple[str, StoredTensor]]:
+    try:
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118 - safe_open is not a mapping
+                part = opened.get_slice(name)
+                yield name, StoredTensor(file, TensorSpec(part.get_dtype(), tuple(part.get_shape())))
+    except (OSError, SafetensorError) as error:
+        raise ArtifactError(f"{file}: not a readable safetensors file: {error}") from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        loaded = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ArtifactError(f"{path}: no such file; a model folder holds it") from error
+    except (OSError, ValueError) as error:
+        raise ArtifactError(f"{path}: not readable as JSON: {error}") from error
+    if not isinstance(loaded, dict):
+        raise ArtifactError(f"{path}: holds a JSON {type(loaded).__name__}; an object is expected")
+    return loaded
+
+
+def _show(spec: TensorSpec) -> str:
+    return f"{spec.dtype} {list(spec.shape)}"
