@@ -64,5 +64,5 @@ class Backend(Protocol):
     name: str
 
     def load(self, folder: Path, activation_divisor: float, num_threads: int | None) -> Executor:
-        """Load a model folder, ordinary or quantized. ArtifactError where damaged, QuantpipeError where unable to run."""
+        """Load a model folder, ordinary or quantized. ArtifactError if damaged, QuantpipeError if unable."""
         ...

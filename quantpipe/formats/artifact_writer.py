@@ -1,0 +1,226 @@
+"""Writes an artifact: a base model folder with some linears replaced by their quantized tensors, and its manifest.
+
+Everything is written into a temporary folder beside the target and renamed at the end, so that a run that is
+interrupted, or a disk that fills up, leaves no half-written artifact. Tensors are read and written one shard at a
+time: memory does not grow with the model.
+"""
+
+import contextlib
+import errno
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from quantpipe.errors import DataError
+from quantpipe.formats.artifact import (
+    INDEX_NAME,
+    MANIFEST_NAME,
+    WEIGHTS_NAME,
+    Artifact,
+    file_digest,
+    tensor_digest,
+)
+from quantpipe.formats.layout import pack
+from quantpipe.formats.scheme import WeightScheme
+
+MAX_SHARD_BYTES = 5 * 10**9
+MANIFEST_VERSION = 1
+# The release of the format this writer follows; readers use it to choose a parser.
+COMPRESSED_TENSORS_VERSION = "0.20.1"
+
+# What belongs to a model beside its weights. Code (*.py) and pickles are never copied.
+_COMPANION_SUFFIXES = (".json", ".jinja", ".model", ".txt")
+_NOT_COMPANIONS = ("config.json", MANIFEST_NAME, INDEX_NAME)
+_PARTIAL_PREFIX = ".partial-"
+
+
+@dataclass(frozen=True)
+class QuantWeight:
+    """One quantized linear: signed integers [N, K] (int8), scales [N, G] in their stored dtype, and the scheme."""
+
+    q_NK: torch.Tensor
+    scale_NG: torch.Tensor
+    scheme: WeightScheme
+
+    def stored_tensors(self, module: str) -> dict[str, torch.Tensor]:
+        """Full tensor name -> what is stored, as ``WeightScheme.tensors`` lists it."""
+        if not self.scheme.is_packed:
+            return {f"{module}.weight": self.q_NK, f"{module}.weight_scale": self.scale_NG}
+        return {
+            f"{module}.weight_packed": pack(self.q_NK, self.scheme.bits),
+            f"{module}.weight_scale": self.scale_NG,
+            f"{module}.weight_shape": torch.tensor(self.q_NK.shape, dtype=torch.int64),
+        }
+
+
+def quantization_config(scheme: WeightScheme, ignore: list[str]) -> dict[str, Any]:
+    """The ``quantization_config`` of config.json: every Linear in ``scheme`` but the modules named in ``ignore``."""
+    return {
+        "quant_method": "compressed-tensors",
+        "version": COMPRESSED_TENSORS_VERSION,
+        "format": scheme.format,
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": scheme.config_group(["Linear"])},
+        "ignore": ignore,
+        # vLLM refuses an integer KV scheme here; ours lives in the manifest.
+        "kv_cache_scheme": None,
+        "global_compression_ratio": None,
+    }
+
+
+def write_artifact(
+    target: Path,
+    base: Artifact,
+    weights: Mapping[str, QuantWeight],
+    quantization: dict[str, Any] | None,
+    manifest: Mapping[str, Any],
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> Artifact:
+    """Write ``base`` with the modules of ``weights`` replaced into the folder ``target``, atomically.
+
+    ``manifest`` is completed with the digest of every tensor and file. An artifact already at ``target`` is replaced
+    only when the new one is complete. Returns the new artifact, reopened. Raises DataError where the disk is full or
+    the folder cannot be written.
+    """
+    with _atomic_folder(target) as partial:
+        shards = _plan_shards(base, weights, max_shard_bytes)
+        tensors = _write_shards(partial, base, weights, shards)
+        config = {key: value for key, value in base.config.items() if key != "quantization_config"}
+        if quantization is not None:
+            config["quantization_config"] = quantization
+        _write_json(partial / "config.json", config)
+        for path in companion_files(base.folder):
+            shutil.copyfile(path, partial / path.name)
+        weight_files = {path.name for path in partial.glob("*.safetensors")}
+        others = sorted(path for path in partial.iterdir() if path.name not in weight_files)
+        complete = {
+            "format_version": MANIFEST_VERSION,
+            **manifest,
+            "files": {path.name: file_digest(path) for path in others},
+            "tensors": tensors,
+        }
+        _write_json(partial / MANIFEST_NAME, complete)
+        Artifact.open(partial)
+    return Artifact.open(target)
+
+
+def companion_files(folder: Path) -> list[Path]:
+    """Tokenizer, chat template, generation settings: what must travel with the weights, in order of name."""
+    return sorted(
+        path
+        for path in folder.iterdir()
+        if path.is_file() and path.suffix in _COMPANION_SUFFIXES and path.name not in _NOT_COMPANIONS
+    )
+
+
+def estimated_bytes(base: Artifact) -> int:
+    """An upper bound of an artifact's size: quantized weights never take more room than the base model's."""
+    return sum(tensor.file.stat().st_size for tensor in {t.file: t for t in base.stored.values()}.values())
+
+
+def _plan_shards(base: Artifact, weights: Mapping[str, QuantWeight], max_bytes: int) -> list[list[str]]:
+    """Names of base tensors per shard, in order of name, so that no shard grows beyond ``max_bytes``."""
+    shards: list[list[str]] = [[]]
+    size = 0
+    for name in sorted(base.stored):
+        num_bytes = sum(t.nbytes for t in _replacement(base, weights, name).values())
+        if shards[-1] and size + num_bytes > max_bytes:
+            shards.append([])
+            size = 0
+        shards[-1].append(name)
+        size += num_bytes
+    return shards
+
+
+def _write_shards(
+    partial: Path, base: Artifact, weights: Mapping[str, QuantWeight], shards: list[list[str]]
+) -> dict[str, dict[str, Any]]:
+    written: dict[str, dict[str, Any]] = {}
+    weight_map: dict[str, str] = {}
+    total_bytes = 0
+    for number, names in enumerate(shards, 1):
+        file_name = WEIGHTS_NAME if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        tensors: dict[str, torch.Tensor] = {}
+        for name in names:
+            tensors |= {key: tensor.contiguous() for key, tensor in _replacement(base, weights, name).items()}
+        save_file(tensors, partial / file_name, metadata={"format": "pt"})
+        written |= {name: _entry(tensor) for name, tensor in tensors.items()}
+        weight_map |= dict.fromkeys(tensors, file_name)
+        total_bytes += sum(tensor.nbytes for tensor in tensors.values())
+    if len(shards) > 1:
+        _write_json(partial / INDEX_NAME, {"metadata": {"total_size": total_bytes}, "weight_map": weight_map})
+    return dict(sorted(written.items()))
+
+
+def _replacement(base: Artifact, weights: Mapping[str, QuantWeight], name: str) -> dict[str, torch.Tensor]:
+    """What is stored in place of the base tensor ``name``: itself, or a quantized module's tensors."""
+    module, _, suffix = name.rpartition(".")
+    if suffix == "weight" and module in weights:
+        return weights[module].stored_tensors(module)
+    return {name: base.tensor(name)}
+
+
+# Dtype names as safetensors spells them in a file's header.
+_DTYPE_NAMES = {
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.int32: "I32",
+    torch.int64: "I64",
+    torch.bool: "BOOL",
+}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """A dtype as safetensors spells it; DataError for one that artifacts do not hold."""
+    if dtype not in _DTYPE_NAMES:
+        raise DataError(f"a tensor of dtype {dtype} cannot be stored (known: {', '.join(_DTYPE_NAMES.values())})")
+    return _DTYPE_NAMES[dtype]
+
+
+def _entry(tensor: torch.Tensor) -> dict[str, Any]:
+    return {"dtype": dtype_name(tensor.dtype), "shape": list(tensor.shape), "sha256": tensor_digest(tensor)}
+
+
+@contextlib.contextmanager
+def _atomic_folder(target: Path) -> Iterator[Path]:
+    """A new folder beside ``target`` that becomes it on success and vanishes on any failure."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        for stale in target.parent.glob(f"{_PARTIAL_PREFIX}{target.name}-*"):
+            shutil.rmtree(stale, ignore_errors=True)
+        partial = Path(tempfile.mkdtemp(prefix=f"{_PARTIAL_PREFIX}{target.name}-", dir=target.parent))
+    except OSError as error:
+        raise DataError(f"{target}: cannot be written: {error.strerror}; choose another `output`") from error
+    try:
+        yield partial
+        partial.chmod(0o755)  # mkdtemp makes it private; an artifact is read by servers under other users
+        _replace_folder(partial, target)
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise DataError(f"{target}: the disk is full; free some space and run again") from error
+        raise DataError(f"{target}: cannot be written: {error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _replace_folder(new: Path, target: Path) -> None:
+    if not target.exists():
+        new.rename(target)
+        return
+    with tempfile.TemporaryDirectory(prefix=f"{_PARTIAL_PREFIX}{target.name}-old-", dir=target.parent) as trash:
+        target.rename(Path(trash) / target.name)
+        new.rename(target)
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
