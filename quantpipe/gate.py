@@ -139,3 +139,130 @@ def limit_problem(name: str, limit: Limit) -> str | None:
         wanted = "max" if metric.better == "lower" else "min"
         return f"{metric.better} is better, so the limit must be a {wanted}"
     return None
+
+
+@dataclass(frozen=True)
+class Check:
+    """One limit and what became of it. ``measurement`` is None where the metric was not measured at all."""
+
+    metric: str
+    limit: Limit
+    measurement: Measurement | None
+    verdict: Verdict
+    reason: str
+
+
+@dataclass(frozen=True)
+class GateResult:
+    """The verdict, the checks it rests on in the order of the limits, and what was measured without a limit."""
+
+    verdict: Verdict
+    checks: tuple[Check, ...]
+    informational: tuple[Measurement, ...] = ()
+
+
+def overall(verdicts: Sequence[Verdict]) -> Verdict:
+    """The verdict of several: any FAIL is FAIL, else any UNSURE is UNSURE; nothing checked never passes."""
+    if Verdict.FAIL in verdicts or not verdicts:
+        return Verdict.FAIL
+    return Verdict.UNSURE if Verdict.UNSURE in verdicts else Verdict.PASS
+
+
+def judge(
+    limits: Mapping[str, Limit],
+    measurements: Sequence[Measurement],
+    expected_samples: Mapping[str, int] | None = None,
+) -> GateResult:
+    """Judge every limit on its own interval.
+
+    PASS only where the whole interval is inside the limit, FAIL where all of it is outside, UNSURE where it straddles.
+    Anything that stops a limit from being judged (metric missing or measured twice, not a number, fewer samples than
+    the metric's minimum or than ``expected_samples`` declares for it, a broken interval) is FAIL with the reason.
+    RecipeError without any limit.
+    """
+    if not limits:
+        raise RecipeError("gate: no limits; a gate without limits would release anything, so set at least one")
+    expected = expected_samples or {}
+    checks = tuple(
+        _check(name, limit, [m for m in measurements if m.name == name], expected.get(name, 0))
+        for name, limit in limits.items()
+    )
+    informational = tuple(m for m in measurements if m.name not in limits)
+    return GateResult(overall([check.verdict for check in checks]), checks, informational)
+
+
+def _check(name: str, limit: Limit, found: Sequence[Measurement], num_expected: int) -> Check:
+    problem = limit_problem(name, limit)
+    if problem is None and len(found) != 1:
+        problem = "not measured" if not found else f"measured {len(found)} times; one figure is needed"
+    if problem is None:
+        problem = measurement_problem(found[0], num_expected)
+    if problem is not None:
+        return Check(name, limit, found[0] if found else None, Verdict.FAIL, f"cannot be judged: {problem}")
+    verdict = _verdict_of(limit, found[0])
+    return Check(name, limit, found[0], verdict, _reason(verdict, limit, found[0]))
+
+
+def measurement_problem(measurement: Measurement, num_expected: int = 0) -> str | None:
+    """Why this measurement of a known metric decides nothing; None if it is sound. Open intervals are sound."""
+    metric = metric_of(measurement.name)
+    if metric is None:
+        return "unknown metric"
+    value, low, high = measurement.value, measurement.low, measurement.high
+    num_needed = max(metric.min_samples, num_expected)
+    if measurement.unit != metric.unit:
+        return f"measured in '{measurement.unit}', the limit is in '{metric.unit}'"
+    if not math.isfinite(value):
+        return f"the value is {value}"
+    if math.isnan(low) or math.isnan(high):
+        return "the interval is not a number"
+    if low > high:
+        return f"the interval is inverted: [{low:g}, {high:g}]"
+    slack = 1e-9 * (1 + abs(value))  # an end may miss the value by rounding only
+    if not low - slack <= value <= high + slack:
+        return f"the interval [{low:g}, {high:g}] does not contain the value {value:g}"
+    if not MIN_CONFIDENCE - 1e-9 <= measurement.confidence < 1:
+        return f"the interval's confidence is {measurement.confidence:g}; at least {MIN_CONFIDENCE:g} is needed"
+    if measurement.num_samples < num_needed:
+        return f"{measurement.num_samples:,} {metric.samples}; at least {num_needed:,} are needed"
+    return None
+
+
+def _verdict_of(limit: Limit, measurement: Measurement) -> Verdict:
+    low, high = min(measurement.low, measurement.value), max(measurement.high, measurement.value)
+    if limit.max is not None:
+        inside, outside = high <= limit.bound, low > limit.bound
+    else:
+        inside, outside = low >= limit.bound, high < limit.bound
+    return Verdict.PASS if inside else Verdict.FAIL if outside else Verdict.UNSURE
+
+
+def _reason(verdict: Verdict, limit: Limit, measurement: Measurement) -> str:
+    if verdict is not Verdict.UNSURE:
+        return f"the whole interval is {'inside' if verdict is Verdict.PASS else 'outside'} the limit"
+    metric = metric_of(measurement.name)
+    samples = metric.samples if metric is not None else "samples"
+    if math.isinf(measurement.low) and math.isinf(measurement.high):
+        return f"no interval from {measurement.num_samples:,} {samples}; more are needed"
+    num_needed = samples_to_decide(limit, measurement)
+    if num_needed is None:
+        return "the limit is inside the interval, too close to the value for more samples to decide"
+    return f"the limit is inside the interval; roughly {num_needed:,} {samples} would decide"
+
+
+def samples_to_decide(limit: Limit, measurement: Measurement) -> int | None:
+    """About how many samples bring the interval to one side of the limit, its width falling as 1 / sqrt(n).
+
+    It supposes that the value stays where it is. None where that has no answer: no interval, or the value (almost)
+    on the limit.
+    """
+    distance = abs(limit.bound - measurement.value)
+    limit_is_above = limit.bound > measurement.value
+    width = measurement.high - measurement.value if limit_is_above else measurement.value - measurement.low
+    if distance == 0 or not math.isfinite(width):
+        return None
+    factor = width / distance
+    if factor > MAX_USEFUL_SAMPLES:
+        return None
+    num_needed = max(math.ceil(measurement.num_samples * factor**2), measurement.num_samples + 1)
+    return num_needed if num_needed <= MAX_USEFUL_SAMPLES else None
