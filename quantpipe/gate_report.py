@@ -1,157 +1,76 @@
-"""How a verdict is kept and shown: ``gate.json``, the terminal's table, the Markdown report.
+"""How a verdict is shown: the terminal's table and the Markdown report.
 
 Knows plain data only: strings and numbers that other parts hand over, never tensors or engines.
 """
 
-import json
 import math
-import os
-import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from importlib import metadata
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from quantpipe.errors import DataError
-from quantpipe.gate import Check, GateResult, Limit, Measurement, Verdict, overall
+from quantpipe.gate import Check, GateResult, Measurement, Verdict, metric_of
+from quantpipe.gate_record import RunContext
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-SCHEMA = "quantpipe.gate/1"
-LIBRARIES = (
-    "quantpipe",
-    "torch",
-    "transformers",
-    "compressed-tensors",
-    "lm-eval",
-    "numpy",
-    "safetensors",
-    "tokenizers",
-)
 STYLES = {Verdict.PASS: "bold green", Verdict.FAIL: "bold red", Verdict.UNSURE: "bold yellow"}
+CHECK_HEADINGS = ("verdict", "metric", "limit", "measured", "interval", "n", "why")
 
 
 @dataclass(frozen=True)
-class RunContext:
-    """What a verdict is bound to. Digests are sha256 in hex; ``engine`` holds the settings that served both models."""
+class ScoreRow:
+    """A task's (or domain's) paired result: how many items each got right, and flips in both directions."""
 
-    recipe_name: str
-    recipe_digest: str
-    artifact_digest: str
-    base_digest: str
-    base_origin: str
-    engine: Mapping[str, str | int | float | None]
-    versions: Mapping[str, str]
-    machine: Mapping[str, str | int]
-    date: str
+    task: str
+    num_items: int
+    baseline_correct: int
+    candidate_correct: int
+    num_lost: int
+    num_gained: int
 
 
-def library_versions(names: Sequence[str] = LIBRARIES) -> dict[str, str]:
-    """Version by distribution name, ``not installed`` where it is missing. Imports none of them."""
-    versions = {"python": platform.python_version()}
-    for name in names:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = "not installed"
-    return versions
+@dataclass(frozen=True)
+class BenchRow:
+    """What one engine did at one concurrency: medians over ``num_requests``, seconds and tokens per second."""
+
+    engine: str
+    concurrency: int
+    num_requests: int
+    ttft_p50_s: float
+    tpot_p50_s: float
+    output_tok_s: float
 
 
-def machine_facts() -> dict[str, str | int]:
-    """CPU model, usable cores and operating system: figures from unlike machines must not be compared."""
-    model = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
-        model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), model)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return {"cpu": model, "cores": cores, "system": f"{platform.system()} {platform.release()}"}
+@dataclass(frozen=True)
+class ParityRow:
+    """Two ways of computing the same logits: the largest difference found and the one allowed."""
+
+    comparison: str
+    found: float
+    tolerance: float
+
+    @property
+    def agrees(self) -> bool:
+        """Within tolerance; NaN never is."""
+        return self.found <= self.tolerance
 
 
-def utc_now() -> str:
-    """The date and time of a verdict, to the second."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
+@dataclass(frozen=True)
+class ReportSections:
+    """Everything the Markdown report says besides the checks. An empty part is reported as not run.
 
+    ``quantization`` are facts in order, such as ("scheme", "w8a8"). ``notes`` are caveats the reader must know, such
+    as that the baseline is itself dequantized. ``commands`` reproduce the run.
+    """
 
-def write_text_atomically(path: Path, text: str) -> None:
-    """Write ``text`` so that a reader sees the old file or the whole new one. DataError if the disk refuses."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise DataError(
-            f"{path}: cannot be written: {error.strerror or error}; free space or change `output`"
-        ) from error
-
-
-def write_gate_json(path: Path, result: GateResult, context: RunContext) -> None:
-    """Write the verdict, every check and what they are bound to, as strict JSON, atomically."""
-    record = {
-        "schema": SCHEMA,
-        "verdict": result.verdict,
-        "exit_code": result.verdict.exit_code,
-        "checks": [_check_record(check) for check in result.checks],
-        "informational": [_measurement_record(m) for m in result.informational],
-        "context": asdict(context),
-    }
-    write_text_atomically(path, json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
-
-
-def read_gate_json(path: Path) -> tuple[GateResult, RunContext]:
-    """The reverse of ``write_gate_json``. DataError if the file is missing, damaged or contradicts itself."""
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        if record["schema"] != SCHEMA:
-            raise ValueError(f"schema is '{record['schema']}', not '{SCHEMA}'")
-        checks = tuple(_check_of(row) for row in record["checks"])
-        informational = tuple(_measurement_of(row) for row in record["informational"])
-        result = GateResult(Verdict(record["verdict"]), checks, informational)
-        if result.verdict is not overall([check.verdict for check in checks]):
-            raise ValueError(f"the verdict {result.verdict} does not follow from its checks")
-        return result, RunContext(**record["context"])
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror or error}; run the recipe first") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{path}: not a gate record: {error}; run the recipe again") from error
-
-
-def _number(value: float) -> float | str:
-    """JSON has no infinities and no NaN: these become the strings float() reads back."""
-    return value if math.isfinite(value) else str(value)
-
-
-def _measurement_record(measurement: Measurement) -> dict[str, Any]:
-    record = asdict(measurement)
-    return record | {key: _number(record[key]) for key in ("value", "low", "high", "confidence")}
-
-
-def _measurement_of(record: Mapping[str, Any]) -> Measurement:
-    return Measurement(**{**record, **{key: float(record[key]) for key in ("value", "low", "high", "confidence")}})
-
-
-def _check_record(check: Check) -> dict[str, Any]:
-    return {
-        "metric": check.metric,
-        "limit": check.limit.model_dump(exclude_none=True),
-        "verdict": check.verdict,
-        "reason": check.reason,
-        "measurement": None if check.measurement is None else _measurement_record(check.measurement),
-    }
-
-
-def _check_of(record: Mapping[str, Any]) -> Check:
-    measurement = None if record["measurement"] is None else _measurement_of(record["measurement"])
-    limit = Limit(**record["limit"])
-    return Check(record["metric"], limit, measurement, Verdict(record["verdict"]), record["reason"])
+    context: RunContext
+    notes: Sequence[str] = ()
+    scores: Sequence[ScoreRow] = ()
+    bench: Sequence[BenchRow] = ()
+    parity: Sequence[ParityRow] = ()
+    quantization: Sequence[tuple[str, str]] = ()
+    commands: Sequence[str] = ()
 
 
 def figure(value: float) -> str:
@@ -179,9 +98,6 @@ def check_cells(check: Check) -> tuple[str, str, str, str, str, str, str]:
     return check.verdict, check.metric, str(check.limit), value, interval(measured), num_samples, check.reason
 
 
-CHECK_HEADINGS = ("verdict", "metric", "limit", "measured", "interval", "n", "why")
-
-
 def render_table(result: GateResult) -> "Table":
     """The checks as a table for rich's console, the verdict above them."""
     from rich.table import Table
@@ -195,3 +111,117 @@ def render_table(result: GateResult) -> "Table":
         verdict, *cells = check_cells(check)
         table.add_row(Text(verdict, style=STYLES[check.verdict]), *(Text(cell) for cell in cells))
     return table
+
+
+def render_markdown(result: GateResult, sections: ReportSections) -> str:
+    """The report: verdict first, then what it rests on, then everything a reader needs to doubt or repeat it."""
+    context = sections.context
+    parts = [
+        f"# {_inline(context.recipe_name)}: {result.verdict}",
+        f"{_verdict_sentence(result)} Judged {context.date}.",
+        *([_bullets(sections.notes)] if sections.notes else []),
+        "## Checks",
+        _table(CHECK_HEADINGS, [check_cells(check) for check in result.checks], right={2, 3, 5}),
+        "Intervals are two-sided; PASS needs the whole interval inside the limit, FAIL the whole interval outside. Each"
+        " check is judged on its own: the intervals are not corrected for the number of checks.",
+        _meanings(result),
+        "## Measured without a limit",
+        _informational(result.informational),
+        "## Suite",
+        _scores(sections.scores),
+        "## Bench",
+        _bench(sections.bench),
+        "## Parity",
+        _parity(sections.parity),
+        "## Quantization",
+        _facts(dict(sections.quantization), "The base model is released as it is."),
+        "## What this verdict is bound to",
+        _facts(_bound_to(context), ""),
+        "## How to reproduce",
+        _code(sections.commands),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _verdict_sentence(result: GateResult) -> str:
+    counts = {verdict: sum(check.verdict is verdict for check in result.checks) for verdict in Verdict}
+    total = len(result.checks)
+    if result.verdict is Verdict.PASS:
+        return f"**PASS**: all {total} checks pass; the candidate may be released."
+    if result.verdict is Verdict.UNSURE:
+        return (
+            f"**UNSURE**: {counts[Verdict.UNSURE]} of {total} checks cannot be decided from these samples; none fails."
+        )
+    return f"**FAIL**: {counts[Verdict.FAIL]} of {total} checks fail; the candidate must not be released."
+
+
+def _meanings(result: GateResult) -> str:
+    meanings = {check.metric: metric_of(check.metric) for check in result.checks}
+    return _bullets([f"`{name}`: {metric.text} ({metric.unit})" for name, metric in meanings.items() if metric])
+
+
+def _informational(measurements: Sequence[Measurement]) -> str:
+    rows = [(m.name, figure(m.value), m.unit, interval(m), f"{m.num_samples:,}", m.detail) for m in measurements]
+    return _table(("metric", "measured", "unit", "interval", "n", "detail"), rows, right={1, 4})
+
+
+def _scores(scores: Sequence[ScoreRow]) -> str:
+    headings = ("task", "items", "baseline correct", "candidate correct", "lost", "gained")
+    rows = [(s.task, s.num_items, s.baseline_correct, s.candidate_correct, s.num_lost, s.num_gained) for s in scores]
+    return _table(headings, rows, right={1, 2, 3, 4, 5})
+
+
+def _bench(bench: Sequence[BenchRow]) -> str:
+    headings = ("engine", "concurrency", "TTFT p50, ms", "TPOT p50, ms", "output tok/s", "requests")
+    rows = [
+        (b.engine, b.concurrency, f"{1e3 * b.ttft_p50_s:.1f}", f"{1e3 * b.tpot_p50_s:.2f}", f"{b.output_tok_s:.1f}",
+         b.num_requests)
+        for b in bench
+    ]  # fmt: skip
+    return _table(headings, rows, right={1, 2, 3, 4, 5})
+
+
+def _parity(parity: Sequence[ParityRow]) -> str:
+    rows = [(p.comparison, f"{p.found:.2e}", f"{p.tolerance:.2e}", "yes" if p.agrees else "NO") for p in parity]
+    return _table(("comparison", "largest difference", "tolerance", "agrees"), rows, right={1, 2})
+
+
+def _bound_to(context: RunContext) -> dict[str, str]:
+    return {
+        "recipe": f"{context.recipe_name} ({context.recipe_digest})",
+        "artifact": context.artifact_digest,
+        "baseline": f"{context.base_origin} ({context.base_digest})",
+        "engine": _pairs(context.engine),
+        "versions": _pairs(context.versions),
+        "machine": _pairs(context.machine),
+    }
+
+
+def _pairs(mapping: Mapping[str, str | int | float | None]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in mapping.items())
+
+
+def _facts(facts: Mapping[str, str], if_empty: str) -> str:
+    return _bullets([f"**{name}**: {value}" for name, value in facts.items()]) if facts else if_empty
+
+
+def _bullets(lines: Sequence[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _code(commands: Sequence[str]) -> str:
+    return "```sh\n" + "\n".join(commands) + "\n```" if commands else "Not recorded."
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[object]], right: set[int]) -> str:
+    """A GitHub table; ``right`` are the columns of numbers."""
+    if not rows:
+        return "Not run."
+    rule = ["---:" if column in right else "---" for column in range(len(headings))]
+    lines = [headings, rule, *([_inline(str(cell)) for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _inline(text: str) -> str:
+    """Text that cannot break out of its table cell or line."""
+    return " ".join(text.split()).replace("|", "\\|")

@@ -1,0 +1,150 @@
+"""How a verdict is kept: ``gate.json``, with what it is bound to (digests, settings, versions, machine).
+
+Knows plain data only: strings and numbers that other parts hand over, never tensors or engines.
+"""
+
+import json
+import math
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from quantpipe.errors import DataError
+from quantpipe.gate import Check, GateResult, Limit, Measurement, Verdict, overall
+
+SCHEMA = "quantpipe.gate/1"
+LIBRARIES = (
+    "quantpipe",
+    "torch",
+    "transformers",
+    "compressed-tensors",
+    "lm-eval",
+    "numpy",
+    "safetensors",
+    "tokenizers",
+)
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What a verdict is bound to. Digests are sha256 in hex; ``engine`` holds the settings that served both models."""
+
+    recipe_name: str
+    recipe_digest: str
+    artifact_digest: str
+    base_digest: str
+    base_origin: str
+    engine: Mapping[str, str | int | float | None]
+    versions: Mapping[str, str]
+    machine: Mapping[str, str | int]
+    date: str
+
+
+def library_versions(names: Sequence[str] = LIBRARIES) -> dict[str, str]:
+    """Version by distribution name, ``not installed`` where it is missing. Imports none of them."""
+    versions = {"python": platform.python_version()}
+    for name in names:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = "not installed"
+    return versions
+
+
+def machine_facts() -> dict[str, str | int]:
+    """CPU model, usable cores and operating system: figures from unlike machines must not be compared."""
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+        model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), model)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return {"cpu": model, "cores": cores, "system": f"{platform.system()} {platform.release()}"}
+
+
+def utc_now() -> str:
+    """The date and time of a verdict, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def write_text_atomically(path: Path, text: str) -> None:
+    """Write ``text`` so that a reader sees the old file or the whole new one. DataError if the disk refuses."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise DataError(
+            f"{path}: cannot be written: {error.strerror or error}; free space or change `output`"
+        ) from error
+
+
+def write_gate_json(path: Path, result: GateResult, context: RunContext) -> None:
+    """Write the verdict, every check and what they are bound to, as strict JSON, atomically."""
+    record = {
+        "schema": SCHEMA,
+        "verdict": result.verdict,
+        "exit_code": result.verdict.exit_code,
+        "checks": [_check_record(check) for check in result.checks],
+        "informational": [_measurement_record(m) for m in result.informational],
+        "context": asdict(context),
+    }
+    write_text_atomically(path, json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_gate_json(path: Path) -> tuple[GateResult, RunContext]:
+    """The reverse of ``write_gate_json``. DataError if the file is missing, damaged or contradicts itself."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if record["schema"] != SCHEMA:
+            raise ValueError(f"schema is '{record['schema']}', not '{SCHEMA}'")
+        checks = tuple(_check_of(row) for row in record["checks"])
+        informational = tuple(_measurement_of(row) for row in record["informational"])
+        result = GateResult(Verdict(record["verdict"]), checks, informational)
+        if result.verdict is not overall([check.verdict for check in checks]):
+            raise ValueError(f"the verdict {result.verdict} does not follow from its checks")
+        return result, RunContext(**record["context"])
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}; run the recipe first") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{path}: not a gate record: {error}; run the recipe again") from error
+
+
+def _number(value: float) -> float | str:
+    """JSON has no infinities and no NaN: these become the strings float() reads back."""
+    return value if math.isfinite(value) else str(value)
+
+
+def _measurement_record(measurement: Measurement) -> dict[str, Any]:
+    record = asdict(measurement)
+    return record | {key: _number(record[key]) for key in ("value", "low", "high", "confidence")}
+
+
+def _measurement_of(record: Mapping[str, Any]) -> Measurement:
+    return Measurement(**{**record, **{key: float(record[key]) for key in ("value", "low", "high", "confidence")}})
+
+
+def _check_record(check: Check) -> dict[str, Any]:
+    return {
+        "metric": check.metric,
+        "limit": check.limit.model_dump(exclude_none=True),
+        "verdict": check.verdict,
+        "reason": check.reason,
+        "measurement": None if check.measurement is None else _measurement_record(check.measurement),
+    }
+
+
+def _check_of(record: Mapping[str, Any]) -> Check:
+    measurement = None if record["measurement"] is None else _measurement_of(record["measurement"])
+    limit = Limit(**record["limit"])
+    return Check(record["metric"], limit, measurement, Verdict(record["verdict"]), record["reason"])
