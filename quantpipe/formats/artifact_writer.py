@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from quantpipe.errors import DataError
@@ -205,8 +206,9 @@ def _atomic_folder(target: Path) -> Iterator[Path]:
         yield partial
         partial.chmod(0o755)  # mkdtemp makes it private; an artifact is read by servers under other users
         _replace_folder(partial, target)
-    except OSError as error:
-        if error.errno == errno.ENOSPC:
+    except (OSError, SafetensorError) as error:
+        # safetensors reports a full disk as text only
+        if getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error):
             raise DataError(f"{target}: the disk is full; free some space and run again") from error
         raise DataError(f"{target}: cannot be written: {error}") from error
     finally:

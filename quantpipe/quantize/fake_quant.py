@@ -1,0 +1,43 @@
+"""The quantized model simulated in transformers: what the artifact must reproduce, bit rounding apart."""
+
+from collections.abc import Mapping
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from quantpipe.formats.artifact_writer import QuantWeight
+from quantpipe.formats.layout import decode
+from quantpipe.quantize.sequential import fake_quantize_input
+
+
+@torch.no_grad()
+def fake_quantize(model: nn.Module, weights: Mapping[str, QuantWeight]) -> None:
+    """Turn ``model`` into float32 and replace each quantized linear's weight by q * scale, in place."""
+    model.float()
+    for name, weight in weights.items():
+        linear = model.get_submodule(name)
+        assert isinstance(linear, nn.Linear)
+        linear.weight.copy_(decode(weight.q_NK, weight.scale_NG))
+
+
+@torch.no_grad()
+def fake_quantized_logits(
+    model: nn.Module, weights: Mapping[str, QuantWeight], token_ids_SL: npt.NDArray[np.int64], divisor: float
+) -> Tensor:
+    """float32 logits [S, L, V] of a model treated by ``fake_quantize``.
+
+    Where a scheme quantizes activations they are rounded per token with ``divisor``: 127 as our runtime serves,
+    127.5 as transformers simulates.
+    """
+    hooks = [
+        model.get_submodule(name).register_forward_pre_hook(partial(fake_quantize_input, divisor=divisor))
+        for name, weight in weights.items()
+        if weight.scheme.activation_bits is not None
+    ]
+    logits_SLV: Tensor = model(input_ids=torch.from_numpy(token_ids_SL), use_cache=False).logits
+    for hook in hooks:
+        hook.remove()
+    return logits_SLV.float()
