@@ -1,0 +1,278 @@
+"""How far a candidate's next-token distributions are from the baseline's, teacher-forced on the same text.
+
+Shapes: T positions of one window, R rows of one chunk, V vocabulary, W windows.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from quantpipe.engine.request import PromptLogitsSink, SamplingParams
+from quantpipe.errors import DataError
+from quantpipe.evaluate.intervals import (
+    DEFAULT_CONFIDENCE,
+    FloatArray,
+    design_effect,
+    t_interval,
+    t_quantile,
+    wilson_interval,
+)
+from quantpipe.evaluate.served import ServedModel, TextCodec
+from quantpipe.gate import Measurement
+from quantpipe.report import Progress, no_progress
+
+LogitsArray = npt.NDArray[np.float32]
+READ_ONLY_PARAMS = SamplingParams(max_tokens=0, ignore_eos=True)
+ROWS_AT_ONCE = 64  # float64 rows held while comparing: 64 x 49,152 x 8 bytes x 2 models = 50 MB
+
+
+@dataclass(frozen=True)
+class WindowRow:
+    """One window: means over its predicted positions (``max_kl``: the largest), in nats where not a fraction."""
+
+    base_nll: float
+    cand_nll: float
+    mean_kl: float
+    max_kl: float
+    top1_agreement: float
+
+
+@dataclass(frozen=True)
+class DivergenceResult:
+    """The gate's measurements, and what else is worth showing. ``windows`` is in the order of the windows given."""
+
+    measurements: tuple[Measurement, ...]
+    windows: tuple[WindowRow, ...]
+    base_perplexity: float
+    cand_perplexity: float
+    median_kl: float
+    p99_kl: float
+
+
+@dataclass(frozen=True)
+class _Positions:
+    """Per position of one window: both models' negative log-likelihood of the token that follows, KL, agreement."""
+
+    base_nll_T: FloatArray
+    cand_nll_T: FloatArray
+    kl_T: FloatArray
+    agrees_T: npt.NDArray[np.bool_]
+
+
+def measure_divergence(
+    base: ServedModel,
+    cand: ServedModel,
+    windows: Sequence[Sequence[int]],
+    confidence: float = DEFAULT_CONFIDENCE,
+    progress: Progress = no_progress,
+) -> DivergenceResult:
+    """Perplexity ratio, mean KL(base || candidate) and top-1 agreement over windows of token ids.
+
+    Both models read each window whole; position t is judged on predicting token t + 1. Distributions are compared in
+    float64 from the engines' float32 logits, one window of one model in memory at a time. Intervals take the windows
+    as the independent units: Student's t over window means (of the log ratio for perplexity), and Wilson's score
+    interval with the windows' design effect for the agreement. DataError where a model returns logits that are not
+    finite or not one row of the same width for every position.
+    """
+    if len(windows) < 2:
+        raise DataError(f"divergence: {len(windows)} windows of text; at least 2 are needed for an interval")
+    lengths = {len(window) for window in windows}
+    if len(lengths) > 1 or min(lengths) < 2:
+        raise DataError(f"divergence: windows of {sorted(lengths)} tokens; all must have one length of at least 2")
+    compared = [
+        _compare_window(base, cand, window, f"window {index}")
+        for index, window in progress(enumerate(windows), total=len(windows), label="divergence windows")
+    ]
+    return _summarise(compared, confidence)
+
+
+def _compare_window(base: ServedModel, cand: ServedModel, window: Sequence[int], where: str) -> _Positions:
+    """Keep the baseline's logits of one window, then compare the candidate's chunk by chunk as they come."""
+    token_ids = tuple(int(token_id) for token_id in window)
+    base_TV = _read_logits(base, token_ids, f"{where}: baseline")
+    num_positions = len(base_TV)
+    next_ids_T = torch.tensor(token_ids[1:])
+    unset_T = np.full(num_positions, np.nan)
+    result = _Positions(unset_T, unset_T.copy(), unset_T.copy(), np.zeros(num_positions, dtype=np.bool_))
+
+    def compare(first: int, cand_RV: LogitsArray) -> None:
+        if cand_RV.shape[1] != base_TV.shape[1]:
+            raise DataError(
+                f"{where}: vocabulary of {base_TV.shape[1]} in the baseline, {cand_RV.shape[1]} in the candidate"
+            )
+        for start in range(first, min(first + len(cand_RV), num_positions), ROWS_AT_ONCE):
+            stop = min(start + ROWS_AT_ONCE, first + len(cand_RV), num_positions)
+            _compare_rows(base_TV, cand_RV[start - first : stop - first], next_ids_T, slice(start, stop), result)
+
+    _run(cand, token_ids, compare)
+    for model, nll_T in (("baseline", result.base_nll_T), ("candidate", result.cand_nll_T)):
+        _require_finite(nll_T, f"{where}: {model}")
+    _require_finite(result.kl_T, f"{where}: KL")
+    return result
+
+
+def _read_logits(model: ServedModel, token_ids: tuple[int, ...], where: str) -> LogitsArray:
+    """Float32 logits [T, V] of every position that predicts a token of the window."""
+    num_positions = len(token_ids) - 1
+    kept: list[LogitsArray] = []
+    num_rows_T = np.zeros(num_positions, dtype=np.int64)
+
+    def keep(first: int, logits_RV: LogitsArray) -> None:
+        if not kept:  # allocated once the vocabulary is known: chunks are never held twice
+            kept.append(np.empty((num_positions, logits_RV.shape[1]), dtype=np.float32))
+        wanted_RV = logits_RV[: max(num_positions - first, 0)]
+        kept[0][first : first + len(wanted_RV)] = wanted_RV
+        num_rows_T[first : first + len(wanted_RV)] += 1
+
+    _run(model, token_ids, keep)
+    if not (num_rows_T == 1).all():
+        wrong = int(np.flatnonzero(num_rows_T != 1)[0])
+        raise DataError(f"{where} returned {num_rows_T[wrong]} rows of logits for position {wrong}; 1 is needed")
+    return kept[0]
+
+
+def _run(model: ServedModel, token_ids: tuple[int, ...], sink: PromptLogitsSink) -> None:
+    model.generate([token_ids], READ_ONLY_PARAMS, prompt_logits_sinks=[sink])
+
+
+def _compare_rows(
+    base_TV: LogitsArray, cand_RV: LogitsArray, next_ids_T: torch.Tensor, rows: slice, result: _Positions
+) -> None:
+    """Fill ``rows`` of the result. KL is never negative; rounding below zero is cut off. Not finite stays NaN."""
+    base_logits_RV, cand_logits_RV = torch.from_numpy(base_TV[rows]), torch.from_numpy(np.ascontiguousarray(cand_RV))
+    base_log_RV = torch.log_softmax(base_logits_RV.double(), dim=-1)
+    cand_log_RV = torch.log_softmax(cand_logits_RV.double(), dim=-1)
+    next_ids_R1 = next_ids_T[rows].unsqueeze(1)
+    result.base_nll_T[rows] = -base_log_RV.gather(1, next_ids_R1).squeeze(1).numpy()
+    result.cand_nll_T[rows] = -cand_log_RV.gather(1, next_ids_R1).squeeze(1).numpy()
+    kl_R = torch.linalg.vecdot(base_log_RV.exp(), base_log_RV - cand_log_RV)
+    result.kl_T[rows] = kl_R.clamp(min=0).numpy()
+    result.agrees_T[rows] = (base_logits_RV.argmax(-1) == cand_logits_RV.argmax(-1)).numpy()
+
+
+def _require_finite(values_T: FloatArray, where: str) -> None:
+    bad = np.flatnonzero(~np.isfinite(values_T))
+    if len(bad):
+        raise DataError(
+            f"{where}: {len(bad)} of {len(values_T)} positions have no finite value, the first at position {bad[0]}; "
+            "the model returns NaN or infinite logits, or skips positions"
+        )
+
+
+def _summarise(compared: Sequence[_Positions], confidence: float) -> DivergenceResult:
+    rows = tuple(
+        WindowRow(
+            base_nll=float(p.base_nll_T.mean()),
+            cand_nll=float(p.cand_nll_T.mean()),
+            mean_kl=float(p.kl_T.mean()),
+            max_kl=float(p.kl_T.max()),
+            top1_agreement=float(p.agrees_T.mean()),
+        )
+        for p in compared
+    )
+    kl_N = np.concatenate([p.kl_T for p in compared])
+    return DivergenceResult(
+        measurements=(
+            _perplexity_ratio(rows, confidence),
+            _mean_kl(rows, confidence),
+            _top1_agreement([p.agrees_T for p in compared], confidence),
+        ),
+        windows=rows,
+        base_perplexity=math.exp(np.mean([row.base_nll for row in rows])),
+        cand_perplexity=math.exp(np.mean([row.cand_nll for row in rows])),
+        median_kl=float(np.median(kl_N)),
+        p99_kl=float(np.quantile(kl_N, 0.99)),
+    )
+
+
+def _perplexity_ratio(rows: Sequence[WindowRow], confidence: float) -> Measurement:
+    """exp(mean nll of the candidate - mean nll of the baseline); the interval is Student's t on the log."""
+    log_ratios_W = np.array([row.cand_nll - row.base_nll for row in rows])
+    low, high = t_interval(log_ratios_W, confidence)
+    return Measurement(
+        name="perplexity_ratio",
+        value=math.exp(log_ratios_W.mean()),
+        low=math.exp(low),
+        high=math.exp(high),
+        confidence=confidence,
+        num_samples=len(rows),
+        unit="ratio",
+        detail="t interval of the log ratio over windows",
+    )
+
+
+def _mean_kl(rows: Sequence[WindowRow], confidence: float) -> Measurement:
+    kl_W = np.array([row.mean_kl for row in rows])
+    low, high = t_interval(kl_W, confidence)
+    return Measurement(
+        name="mean_kl",
+        value=float(kl_W.mean()),
+        low=max(low, 0.0),
+        high=high,
+        confidence=confidence,
+        num_samples=len(rows),
+        unit="nats",
+        detail="t interval over window means of KL(baseline || candidate)",
+    )
+
+
+def _top1_agreement(agrees_WT: Sequence[npt.NDArray[np.bool_]], confidence: float) -> Measurement:
+    hits_N = np.concatenate(agrees_WT).astype(np.float64)
+    window_of_N = np.repeat(np.arange(len(agrees_WT)), [len(agrees_T) for agrees_T in agrees_WT])
+    effect = design_effect(hits_N, window_of_N)
+    low, high = wilson_interval(hits_N.sum() / effect, len(hits_N) / effect, t_quantile(confidence, len(agrees_WT)))
+    return Measurement(
+        name="top1_agreement",
+        value=float(hits_N.mean()),
+        low=low,
+        high=high,
+        confidence=confidence,
+        num_samples=len(agrees_WT),
+        unit="fraction",
+        detail=f"{len(hits_N):,} positions; Wilson score interval, windows as clusters, design effect {effect:.2f}",
+    )
+
+
+def windows_from_text(path: Path, tokenizer: TextCodec, num_windows: int, window_tokens: int) -> list[list[int]]:
+    """``num_windows`` windows of ``window_tokens`` ids from a text file, or from a folder's ``.txt`` files by name.
+
+    Windows of one document are consecutive and do not overlap; documents take turns, so that a folder's domains are
+    all covered. DataError, with the counts, where there is no text or too little of it.
+    """
+    documents = _text_files(path)
+    windows_of = [_cut(tokenizer.encode(_read_text(file)), window_tokens) for file in documents]
+    by_turns = [window for turn in zip_longest(*windows_of) for window in turn if window is not None]
+    if len(by_turns) < num_windows:
+        raise DataError(
+            f"{path}: {len(documents)} documents give {len(by_turns)} windows of {window_tokens} tokens; {num_windows} "
+            "are needed, so add text or lower num_windows or window_tokens"
+        )
+    return by_turns[:num_windows]
+
+
+def _cut(token_ids: Sequence[int], window_tokens: int) -> list[list[int]]:
+    """The whole windows of a document; a shorter rest is left out."""
+    last_start = len(token_ids) - window_tokens
+    return [list(token_ids[start : start + window_tokens]) for start in range(0, last_start + 1, window_tokens)]
+
+
+def _text_files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    files = sorted(path.glob("*.txt")) if path.is_dir() else []
+    if not files:
+        raise DataError(f"{path}: not a text file or a folder with .txt files")
+    return files
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file}: cannot be read as UTF-8 text: {error}") from error

@@ -1,0 +1,37 @@
+"""The part of an engine that the evals use. Anything with this shape can be evaluated."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from quantpipe.engine.request import PromptLogitsSink, RequestOutput, SamplingParams
+
+
+class ServedModel(Protocol):
+    """Prompts of token ids in, finished requests out, in the order of the prompts."""
+
+    @property
+    def max_model_len(self) -> int: ...
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams | Sequence[SamplingParams],
+        prompt_logits_sinks: Sequence[PromptLogitsSink] | None = None,
+    ) -> list[RequestOutput]: ...
+
+
+class TextCodec(Protocol):
+    """Text to token ids and back; ``encode`` adds no special tokens."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def bos_token_id(self) -> int | None: ...
+
+    @property
+    def eos_token_id(self) -> int | None: ...
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...

@@ -1,0 +1,212 @@
+"""Suites of tasks: read from a folder, run on an engine, and compared item by item.
+
+A suite is a folder: ``suite.yaml`` names the tasks, each task is an lm-eval YAML beside it, and its items are JSON Lines.
+"""
+
+import hashlib
+import json
+import logging
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from lm_eval.evaluator import evaluate
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from quantpipe.errors import DataError
+from quantpipe.evaluate.lm import EngineLM
+from quantpipe.evaluate.paired import paired_accuracy
+from quantpipe.evaluate.served import ServedModel, TextCodec
+from quantpipe.evaluate.tasks import ITEM_METRICS, EvalTask, lm_eval_task, read_task, read_task_configs
+from quantpipe.gate import Measurement
+from quantpipe.report import Item, Progress, no_progress
+
+SUITE_NAME = "suite.yaml"
+
+
+class TaskEntry(BaseModel):
+    """One task of a suite: its lm-eval name, the metric that says whether an item is right, and how many items."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    task: str
+    metric: Literal[ITEM_METRICS]
+    num_items: int = Field(ge=1)
+
+
+class SuiteFile(BaseModel):
+    """What ``suite.yaml`` holds."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    version: Literal[1]
+    name: str
+    tasks: list[TaskEntry] = Field(min_length=1)
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Tasks that were read and checked. ``digest`` changes with any task, item or metric."""
+
+    name: str
+    folder: Path
+    tasks: tuple[EvalTask, ...]
+    digest: str
+
+    @property
+    def num_items(self) -> int:
+        """Items over all tasks: how many a comparison must have."""
+        return sum(len(task.docs) for task in self.tasks)
+
+
+@dataclass(frozen=True)
+class ItemResult:
+    """One item's outcome. ``prompt_digest`` covers the token ids of all that was asked about it.
+
+    ``response`` is the generated text, or the log-likelihood of each choice.
+    """
+
+    task: str
+    doc_id: str
+    domain: str
+    cluster: str
+    correct: bool
+    prompt_digest: str
+    response: str | tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class SuiteResult:
+    """All items of one model, in the order of the suite."""
+
+    suite: str
+    suite_digest: str
+    items: tuple[ItemResult, ...]
+
+    @property
+    def task_scores(self) -> dict[str, float]:
+        """Share of right items by task."""
+        return _shares((item.task, item.correct) for item in self.items)
+
+    @property
+    def domain_scores(self) -> dict[str, float]:
+        """Share of right items by domain."""
+        return _shares((item.domain, item.correct) for item in self.items)
+
+
+def load_suite(folder: Path) -> Suite:
+    """Read a suite folder and check every task and item. DataError where anything is missing or inconsistent."""
+    spec = _read_suite_file(folder / SUITE_NAME)
+    configs = read_task_configs(folder)
+    tasks = tuple(read_task(folder, entry.task, entry.metric, entry.num_items, configs) for entry in spec.tasks)
+    _require_unique(f"{folder}: task", [task.name for task in tasks])
+    _require_unique(f"{folder}: item", [str(doc["id"]) for task in tasks for doc in task.docs])
+    content = json.dumps([[t.name, t.metric, t.config, t.docs] for t in tasks], sort_keys=True, ensure_ascii=False)
+    return Suite(spec.name, folder, tasks, hashlib.sha256(content.encode()).hexdigest())
+
+
+def run_suite(engine: ServedModel, tokenizer: TextCodec, suite: Suite, progress: Progress = no_progress) -> SuiteResult:
+    """Ask an engine every item through lm-eval's evaluator. DataError where an item does not come back as 0 or 1."""
+    with _lm_eval_silenced(progress) as heard_progress:
+        lm = EngineLM(engine, tokenizer, heard_progress)
+        loaded = {"tasks": {task.name: lm_eval_task(task) for task in suite.tasks}}
+        samples_of = evaluate(lm, loaded, bootstrap_iters=0, log_samples=True)["samples"]
+    items = tuple(_item(task, sample, lm) for task in suite.tasks for sample in samples_of[task.name])
+    if [(i.task, i.doc_id) for i in items] != [(t.name, d["id"]) for t in suite.tasks for d in t.docs]:
+        raise DataError(
+            f"{suite.folder}: lm-eval returned {len(items)} results for {suite.num_items} items, or reordered"
+        )
+    return SuiteResult(suite.name, suite.digest, items)
+
+
+def compare(base: SuiteResult, cand: SuiteResult) -> Measurement:
+    """Points lost by the candidate on the same items. DataError unless both models were asked exactly the same."""
+    if len(base.items) != len(cand.items):
+        raise DataError(f"{base.suite}: {len(base.items)} items of the baseline, {len(cand.items)} of the candidate")
+    if base.suite_digest != cand.suite_digest:
+        raise DataError(f"{base.suite}: the suite changed between the two runs; run baseline and candidate again")
+    for ours, theirs in zip(base.items, cand.items, strict=True):
+        where = f"{base.suite}: item {ours.task}/{ours.doc_id}"
+        if (ours.task, ours.doc_id, ours.cluster) != (theirs.task, theirs.doc_id, theirs.cluster):
+            raise DataError(f"{where} of the baseline is paired with {theirs.task}/{theirs.doc_id} of the candidate")
+        if ours.prompt_digest != theirs.prompt_digest:
+            raise DataError(f"{where}: the two models were given different prompt tokens; use the same tokenizer")
+    return paired_accuracy(
+        [item.correct for item in base.items],
+        [item.correct for item in cand.items],
+        [item.cluster for item in base.items],
+    )
+
+
+def _read_suite_file(file: Path) -> SuiteFile:
+    try:
+        return SuiteFile.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise DataError(f"{file}: cannot be read: {' '.join(str(error).split())}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"]) or "(the file)"
+        raise DataError(f"{file}: {key}: {first['msg']}; found {first['input']!r}") from error
+
+
+def _item(task: EvalTask, sample: Mapping[str, Any], lm: EngineLM) -> ItemResult:
+    """One logged sample as an item result."""
+    doc, score = sample["doc"], float(sample[task.metric])
+    if score not in (0.0, 1.0):
+        raise DataError(f"{task.name}: item '{doc['id']}': {task.metric} is {score}; an item is right (1) or wrong (0)")
+    responses = sample["filtered_resps"]
+    return ItemResult(
+        task=task.name,
+        doc_id=doc["id"],
+        domain=doc["domain"],
+        cluster=doc["cluster"],
+        correct=score == 1.0,
+        prompt_digest=_prompt_digest(sample["arguments"], lm),
+        response=responses[0] if isinstance(responses[0], str) else tuple(float(each[0]) for each in responses),
+    )
+
+
+def _prompt_digest(arguments: Sequence[tuple[str, Any]], lm: EngineLM) -> str:
+    """Over the token ids of each context and continuation, or of the context and how it is to be continued."""
+    asked = [
+        lm.encode_pair(context, rest) if isinstance(rest, str) else (lm.tok_encode(context), rest)
+        for context, rest in arguments
+    ]
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+
+
+def _require_unique(what: str, names: Sequence[str]) -> None:
+    name, count = Counter(names).most_common(1)[0]
+    if count > 1:
+        raise DataError(f"{what} '{name}' is there {count} times; names must be unique")
+
+
+def _shares(outcomes: Iterable[tuple[str, bool]]) -> dict[str, float]:
+    by_name: dict[str, list[bool]] = {}
+    for name, correct in outcomes:
+        by_name.setdefault(name, []).append(correct)
+    return {name: sum(outcomes) / len(outcomes) for name, outcomes in by_name.items()}
+
+
+@contextmanager
+def _lm_eval_silenced(progress: Progress) -> Iterator[Progress]:
+    """Keep lm-eval's log lines and bars off the terminal; the progress handed out still reaches standard error."""
+    stderr, logger = sys.stderr, logging.getLogger("lm_eval")
+
+    def heard(items: Iterable[Item], total: int, label: str) -> Iterator[Item]:
+        with redirect_stderr(stderr):
+            yield from progress(items, total, label)
+
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with redirect_stderr(StringIO()):
+            yield heard
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,120 @@
+"""lm-eval tasks with local data: YAML and JSON Lines in, checked items out. Runs no code of the folder, fetches nothing."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from datasets import Dataset, DatasetDict
+from lm_eval.api.registry import METRIC_REGISTRY
+from lm_eval.api.task import Task
+from lm_eval.tasks import TaskManager
+
+from quantpipe.errors import DataError, suggest
+
+ITEM_FIELDS = ("id", "domain", "cluster")
+ITEM_METRICS = ("acc", "acc_norm", "acc_bytes", "exact_match")  # those of lm-eval that are 0 or 1 for each item
+
+
+@dataclass(frozen=True)
+class EvalTask:
+    """One task, read and checked: its lm-eval configuration, the metric that says whether an item is right, its items."""
+
+    name: str
+    metric: str
+    folder: Path
+    config: Mapping[str, Any]
+    docs: tuple[Mapping[str, Any], ...]
+
+
+def read_task_configs(folder: Path) -> dict[str, dict[str, Any]]:
+    """The lm-eval tasks that lie in a folder, by name. DataError for a YAML file that does not parse."""
+    for file in sorted(folder.glob("**/*.yaml")):
+        try:  # lm-eval's own index leaves such files out silently
+            yaml.safe_load(file.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise DataError(f"{file}: cannot be read: {' '.join(str(error).split())}") from error
+    index = TaskManager(include_path=str(folder), include_defaults=False).task_index
+    return {name: dict(entry.cfg) for name, entry in index.items() if entry.cfg}
+
+
+def read_task(folder: Path, name: str, metric: str, num_items: int, configs: Mapping[str, dict[str, Any]]) -> EvalTask:
+    """One task with its items. DataError where the task, its data or an item is missing or inconsistent."""
+    where = f"{folder}: task '{name}'"
+    if name not in configs:
+        raise DataError(f"{where} is in no YAML file of the folder{suggest(name, configs)}")
+    config = configs[name]
+    metrics = [str(entry.get("metric")) for entry in config.get("metric_list") or []]
+    for found in metrics:
+        if found not in METRIC_REGISTRY:  # lm-eval would look for it on the network
+            raise DataError(f"{where}: metric_list: unknown metric '{found}'{suggest(found, METRIC_REGISTRY)}")
+    if metric not in metrics:
+        raise DataError(f"{where}: metric '{metric}' is not in its metric_list (there: {', '.join(metrics) or 'none'})")
+    docs = tuple(_read_docs(_data_file(folder, where, config), where))
+    if len(docs) != num_items:
+        raise DataError(f"{where}: {len(docs)} items, {num_items} declared; correct num_items or the data")
+    task = EvalTask(name, metric, folder, config, docs)
+    _check_items(task, where)
+    return task
+
+
+def lm_eval_task(task: EvalTask) -> Task:
+    """A fresh lm-eval task over the items in memory: lm-eval's data cache on disk, which can be stale, is not used."""
+    split = task.config["test_split"]
+
+    def items_in_memory(**_: Any) -> DatasetDict:
+        return DatasetDict({split: Dataset.from_list([dict(doc) for doc in task.docs])})
+
+    manager = TaskManager(include_path=str(task.folder), include_defaults=False)
+    return manager.load([{**task.config, "custom_dataset": items_in_memory}])["tasks"][task.name]
+
+
+def _data_file(folder: Path, where: str, config: Mapping[str, Any]) -> Path:
+    """The one JSON Lines file of the task's test split."""
+    data_files = (config.get("dataset_kwargs") or {}).get("data_files")
+    split = config.get("test_split")
+    if config.get("dataset_path") != "json" or not isinstance(data_files, dict) or split not in data_files:
+        raise DataError(
+            f"{where}: needs local items: dataset_path: json, test_split: <split> and "
+            "dataset_kwargs: {data_files: {<split>: <file>.jsonl}}"
+        )
+    return folder / str(data_files[split])
+
+
+def _read_docs(file: Path, where: str) -> Iterable[dict[str, Any]]:
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{where}: {file}: cannot be read: {error}") from error
+    for number, line in enumerate(lines, start=1):
+        try:
+            doc = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise DataError(f"{file}:{number}: not JSON: {error}") from error
+        missing = [field for field in ITEM_FIELDS if not isinstance(doc, dict) or not isinstance(doc.get(field), str)]
+        if missing:
+            raise DataError(f"{file}:{number}: '{missing[0]}' is missing or not a string")
+        yield doc
+
+
+def _check_items(task: EvalTask, where: str) -> None:
+    """Every item renders, and every right answer is among the choices."""
+    built = lm_eval_task(task)
+    if built.OUTPUT_TYPE not in ("multiple_choice", "generate_until"):
+        raise DataError(f"{where}: output_type '{built.OUTPUT_TYPE}' (known: generate_until, multiple_choice)")
+    for doc in task.docs:
+        item = f"{where}: item '{doc['id']}'"
+        if not built.doc_to_text(doc):
+            raise DataError(f"{item}: the prompt is empty")
+        target = built.doc_to_target(doc)
+        if built.OUTPUT_TYPE == "generate_until":
+            if not target:
+                raise DataError(f"{item}: no accepted answer")
+            continue
+        choices = built.doc_to_choice(doc)
+        if len(set(choices)) != len(choices) or len(choices) < 2:
+            raise DataError(f"{item}: choices {choices} are fewer than two or not all different")
+        if not (target in choices or (isinstance(target, int) and 0 <= target < len(choices))):
+            raise DataError(f"{item}: the right answer {target!r} is not among its {len(choices)} choices")
