@@ -77,13 +77,15 @@ def write_text_atomically(path: Path, text: str) -> None:
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
+        try:
+            with partial.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)  # still there only after an error or an interrupt
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise DataError(
             f"{path}: cannot be written: {error.strerror or error}; free space or change `output`"
         ) from error
@@ -117,7 +119,8 @@ def read_gate_json(path: Path) -> tuple[GateResult, RunContext]:
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}; run the recipe first") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{path}: not a gate record: {error}; run the recipe again") from error
+        found = " ".join(str(error).split())
+        raise DataError(f"{path}: not a gate record: {found}; run the recipe again") from error
 
 
 def _number(value: float) -> float | str:
