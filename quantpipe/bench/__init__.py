@@ -1,0 +1,1 @@
+"""How fast what is served is: reproducible workloads, and candidate against baseline on the same machine."""
