@@ -107,18 +107,24 @@ def main() -> None:
     token_ids = Tokenizer.open(args.reference).encode(library_text())
     contestants = {REFERENCE: transformers_generate(args.reference)}
     contestants |= {folder.name: our_engine(folder, args) for folder in args.engine}
-    print(f"{utc_now()}  {machine_facts()}  {args.threads} threads, {args.prompt_tokens} prompt tokens, "
-          f"{args.new_tokens} new tokens, {args.repeats} rounds, backend {args.backend}\n")  # fmt: skip
-    print("| model | concurrency | tok/s, median | transformers, median | ratio | 90 % interval |")
-    print("|---|---:|---:|---:|---:|---|")
+    machine = machine_facts()
+    where = f"{utc_now()[:10]} | {machine['cpu']}, {args.threads} of {machine['cores']} cores"
+    command = f"--prompt-tokens {args.prompt_tokens} --new-tokens {args.new_tokens} --repeats {args.repeats}"
+    print("| date | machine | command | model | concurrency | ours, tok/s | other, tok/s | ratio |")
+    print("|---|---|---|---|---:|---:|---:|---|")
     for concurrency in args.concurrency:
         num_prompts = concurrency * (args.repeats + 1)
         prompts = text_prompts(token_ids, num_prompts, args.prompt_tokens, args.seed + concurrency)
         found = take_turns(contestants, prompts, concurrency, args)
+        other = percentile(found[REFERENCE], 50)
         for name in list(contestants)[1:]:
+            ours = percentile(found[name], 50)
             ratio = paired_ratio("output_tok_s_ratio", list(zip(found[REFERENCE], found[name], strict=True)))
-            print(f"| {name} | {concurrency} | {percentile(found[name], 50):.1f} | {percentile(found[REFERENCE], 50):.1f} "
-                  f"| {ratio.value:.2f} | {ratio.low:.2f} .. {ratio.high:.2f} |", flush=True)  # fmt: skip
+            cells = f"{name} ({args.backend}) | {concurrency} | {ours:.1f} | {other:.1f}"
+            print(
+                f"| {where} | `{command}` | {cells} | {ratio.value:.2f} ({ratio.low:.2f} .. {ratio.high:.2f}) |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":
