@@ -80,11 +80,17 @@ def figure(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
 
 
-def interval(measurement: Measurement) -> str:
-    """``0.98 .. 1.03 (90 %)``, or ``none`` where there is no interval."""
+def interval_ends(measurement: Measurement) -> str:
+    """``0.98 .. 1.03``, or ``none`` where there is no interval."""
     if math.isinf(measurement.low) and math.isinf(measurement.high):
         return "none"
-    return f"{figure(measurement.low)} .. {figure(measurement.high)} ({100 * measurement.confidence:g} %)"
+    return f"{figure(measurement.low)} .. {figure(measurement.high)}"
+
+
+def interval(measurement: Measurement) -> str:
+    """``0.98 .. 1.03 (90 %)``, or ``none`` where there is no interval."""
+    ends = interval_ends(measurement)
+    return ends if ends == "none" else f"{ends} ({100 * measurement.confidence:g} %)"
 
 
 def check_cells(check: Check) -> tuple[str, str, str, str, str, str, str]:
@@ -99,27 +105,38 @@ def check_cells(check: Check) -> tuple[str, str, str, str, str, str, str]:
 
 
 def render_table(result: GateResult) -> "Table":
-    """The checks as a table for rich's console, the verdict above them."""
+    """The checks as a table for rich's console that fits 80 columns; below it, why any check did not pass."""
+    from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(f"Gate: {result.verdict}", style=STYLES[result.verdict]), title_justify="left")
-    for heading in CHECK_HEADINGS:
-        right = heading in ("limit", "measured", "n")
-        table.add_column(heading, justify="right" if right else "left", no_wrap=heading in ("verdict", "metric"))
+    confidences = sorted({f"{100 * c.measurement.confidence:g}" for c in result.checks if c.measurement is not None})
+    table = Table(
+        title=Text(f"Gate: {result.verdict}", style=STYLES[result.verdict]),
+        title_justify="left",
+        caption=Text("\n".join(f"{c.metric}: {c.reason}" for c in result.checks if c.verdict is not Verdict.PASS)),
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    for heading in ("", "metric", "limit", "measured", f"{'/'.join(confidences) or 90} % interval", "n"):
+        table.add_column(heading, justify="right" if heading in ("limit", "measured", "n") else "left")
     for check in result.checks:
-        verdict, *cells = check_cells(check)
-        table.add_row(Text(verdict, style=STYLES[check.verdict]), *(Text(cell) for cell in cells))
+        verdict, metric, limit, value, _, num_samples, _ = check_cells(check)
+        ends = "-" if check.measurement is None else interval_ends(check.measurement)
+        row = (Text(cell) for cell in (metric, limit, value, ends, num_samples))
+        table.add_row(Text(verdict, style=STYLES[check.verdict]), *row)
     return table
 
 
 def render_markdown(result: GateResult, sections: ReportSections) -> str:
     """The report: verdict first, then what it rests on, then everything a reader needs to doubt or repeat it."""
     context = sections.context
+    notes = [" ".join(note.split()) for note in sections.notes]
     parts = [
         f"# {_inline(context.recipe_name)}: {result.verdict}",
         f"{_verdict_sentence(result)} Judged {context.date}.",
-        *([_bullets(sections.notes)] if sections.notes else []),
+        _bullets(notes),
         "## Checks",
         _table(CHECK_HEADINGS, [check_cells(check) for check in result.checks], right={2, 3, 5}),
         "Intervals are two-sided; PASS needs the whole interval inside the limit, FAIL the whole interval outside. Each"

@@ -103,7 +103,7 @@ def test_the_first_sentence_names_the_verdict_and_its_consequence(verdict: Verdi
 
 def test_the_terminal_table_shows_the_checks_and_does_not_read_text_as_markup() -> None:
     result = judge({"mean_kl": Limit(max=0.05), "[red]x": Limit(max=1.0)}, [])
-    console = Console(file=io.StringIO(), width=160, color_system=None)
+    console = Console(file=io.StringIO(), width=80, color_system=None)
     console.print(render_table(result))
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
@@ -111,6 +111,22 @@ def test_the_terminal_table_shows_the_checks_and_does_not_read_text_as_markup() 
     assert "[red]x" in text
     assert "not measured" in text
     assert "<= 0.05" in text
+
+
+def test_the_terminal_table_of_long_figures_fits_eighty_columns() -> None:
+    measurements = [
+        Measurement("output_tok_s_ratio_c8", 1.2345678, 1.1234567, 1.3456789, 0.9, 3, "ratio"),
+        Measurement("accuracy_loss_points", -10.123456, -12.345678, 14.123456, 0.9, 1234, "points"),
+    ]
+    limits = {"output_tok_s_ratio_c8": Limit(min=1.125), "accuracy_loss_points": Limit(max=5.0)}
+    console = Console(file=io.StringIO(), width=80, color_system=None)
+    console.print(render_table(judge(limits, measurements)))
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert "output_tok_s_ratio_c8   >= 1.125" in text
+    assert "-12.35 .. 14.12" in text
+    assert "90 % interval" in text
+    assert "roughly" in text
 
 
 @pytest.mark.parametrize(
