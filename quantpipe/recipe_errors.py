@@ -1,0 +1,115 @@
+"""What pydantic found wrong, in the words of a recipe's author: what was found, what is allowed, the nearest name."""
+
+from collections.abc import Mapping
+from typing import Any, get_args
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from quantpipe.errors import suggest
+from quantpipe.recipe_yaml import KeyPath, Problem, describe
+
+_TYPES = {
+    "bool_type": "true or false",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "string_type": "text",
+    "tuple_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "model_attributes_type": "a name, or a mapping with one",
+    "path_type": "a path (text)",
+    "is_instance_of": "a path (text)",
+    "finite_number": "a finite number",
+}
+_BOUNDS = {
+    "greater_than": ("gt", "more than {}"),
+    "greater_than_equal": ("ge", "{} or more"),
+    "less_than": ("lt", "less than {}"),
+    "less_than_equal": ("le", "{} or less"),
+}
+_PATTERNS = {
+    "^[0-9a-f]{64}$": "64 lower-case hexadecimal digits",
+    "^[A-Za-z0-9][A-Za-z0-9._-]*$": "letters, digits, '.', '_' and '-', starting with a letter or digit",
+}
+
+
+def explain(error: ErrorDetails, root: type[BaseModel]) -> Problem:
+    """The problem behind one error of validating ``root``."""
+    path, owner, field = _walk(error["loc"], root)
+    kind, found, context = error["type"], error["input"], error.get("ctx", {})
+    if kind == "extra_forbidden":
+        known = list(owner.model_fields) if owner is not None else []
+        text = f"unknown key {str(path[-1])!r}{suggest(str(path[-1]), known)}"
+        return Problem(path, text, at_key=True, shown=path[:-1])
+    if kind == "missing":
+        return Problem(path, f"missing; it is required: {_meaning(field)}", at_key=True)
+    if kind == "union_tag_invalid":
+        known = [tag.strip(" '") for tag in context["expected_tags"].split(",")]
+        return Problem(path, f"unknown {path[-1]} {context['tag']!r}{suggest(context['tag'], known)}")
+    if kind == "union_tag_not_found":
+        return Problem(path, f"missing key 'name' (known: {', '.join(sorted(_tags(field)))})")
+    if kind == "literal_error" and isinstance(found, str):
+        return Problem(path, f"unknown {path[-1]} {found!r}{suggest(found, _choices(context))}")
+    if kind == "value_error":
+        return Problem(path, str(context["error"]))
+    shown = f"{found:g}" if kind in _BOUNDS else describe(found)
+    return Problem(path, f"found {shown}; allowed: {_allowed(kind, context, error['msg'])}")
+
+
+def _allowed(kind: str, context: Mapping[str, Any], message: str) -> str:
+    if kind in _TYPES:
+        return _TYPES[kind]
+    if kind in _BOUNDS:
+        key, words = _BOUNDS[kind]
+        bound = context[key]
+        return words.format(int(bound) if float(bound).is_integer() else bound)
+    if kind == "literal_error":
+        return " or ".join(_choices(context))
+    if kind == "string_pattern_mismatch":
+        return _PATTERNS.get(context["pattern"], f"text that matches {context['pattern']}")
+    if kind in ("too_short", "string_too_short"):
+        return f"at least {context['min_length']} {'character' if kind.startswith('string') else 'entry'}"
+    return message[:1].lower() + message[1:]
+
+
+def _choices(context: Mapping[str, Any]) -> list[str]:
+    return [choice.strip(" '") for choice in context["expected"].replace(" or ", ", ").split(",")]
+
+
+def _meaning(field: FieldInfo | None) -> str:
+    description = (field.description if field is not None else None) or ""
+    return description.split(". ")[0].removesuffix(".").replace("\n", " ")
+
+
+def _tags(field: FieldInfo | None) -> list[str]:
+    return [tag for model in _models(field) for tag in get_args(model.model_fields["name"].annotation)]
+
+
+def _models(field: FieldInfo | None) -> list[type[BaseModel]]:
+    """The models that a field's value may be of."""
+    annotation = field.annotation if field is not None else None
+    candidates = get_args(annotation) or (annotation,)
+    return [candidate for candidate in candidates if isinstance(candidate, type) and issubclass(candidate, BaseModel)]
+
+
+def _walk(
+    location: tuple[int | str, ...], root: type[BaseModel]
+) -> tuple[KeyPath, type[BaseModel] | None, FieldInfo | None]:
+    """A pydantic location as a key path (without union tags), the model it lies in, and the field it ends at."""
+    path: list[int | str] = []
+    owner: type[BaseModel] | None = root
+    field: FieldInfo | None = None
+    alternatives: list[type[BaseModel]] = []
+    for part in location:
+        if alternatives:
+            owner = next(model for model in alternatives if part in get_args(model.model_fields["name"].annotation))
+            alternatives = []
+            continue
+        if field is not None:
+            owner = next(iter(_models(field)), None)
+        path.append(part)
+        field = owner.model_fields.get(str(part)) if owner is not None else None
+        alternatives = _models(field) if field is not None and field.discriminator else []
+    return tuple(path), owner, field

@@ -1,0 +1,199 @@
+"""What must hold between the sections of a recipe, and which files it must find. Knows no models, loads nothing.
+
+Works on the plain data, so that it speaks beside the errors of single values; malformed values are left to those.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from quantpipe.errors import RecipeError, suggest
+from quantpipe.gate import METRICS, Metric, concurrency_of, known_metric_names, metric_of
+from quantpipe.model_source import FolderSource, GgufSource, HubSource, PypiSource, absolute, parse_source
+from quantpipe.recipe_yaml import KeyPath, Problem, render_path, value_at
+
+SOLVER_READS_DATA = {"rtn": False, "gptq": True}
+# Folders that a recipe reads, and the file that must lie in each.
+SET_FOLDERS = {("calibration", "set"): "set.yaml", ("evaluate", "suite"): "suite.yaml"}
+TEXT_PATH = ("evaluate", "divergence", "text")
+# Unit of a metric -> whether a limit in it can mean anything, and which can.
+_LEGAL_BOUNDS: dict[str, tuple[Callable[[float], bool], str]] = {
+    "ratio": (lambda bound: bound > 0, "more than 0"),
+    "nats": (lambda bound: bound >= 0, "0 or more"),
+    "fraction": (lambda bound: 0 <= bound <= 1, "0 to 1"),
+    "points": (lambda bound: -100 <= bound <= 100, "-100 to 100"),
+}
+
+
+def find_conflicts(data: Mapping[str, Any], folder: Path) -> Iterator[Problem]:
+    """Everything in ``data`` that contradicts something else in it, or the files; paths are relative to ``folder``."""
+    yield from _model_problems(data, folder)
+    yield from _data_problems(data, folder)
+    yield from _calibration_problems(data)
+    yield from _gate_problems(data)
+    yield from _length_problems(data)
+    yield from _output_problems(data, folder)
+
+
+def _model_problems(data: Mapping[str, Any], folder: Path) -> Iterator[Problem]:
+    model = value_at(data, ("model",))
+    text = value_at(data, ("model", "source"))
+    if not isinstance(model, Mapping) or not isinstance(text, str) or not text:
+        return
+    path = ("model", "source")
+    try:
+        source = parse_source(text, folder)
+    except RecipeError:
+        return  # reported where the value is validated
+    if isinstance(source, PypiSource) and model.get("sha256") is None:
+        yield Problem(path, "a file from PyPI needs a digest; add model.sha256, the SHA-256 of the .gguf file")
+    if isinstance(source, FolderSource) and not source.folder.is_dir():
+        found = "is a file" if source.folder.exists() else "does not exist"
+        yield Problem(path, f"{source.folder} {found}; give a model folder, a .gguf file or a hub id 'owner/name'")
+    if isinstance(source, GgufSource) and not source.file.is_file():
+        yield Problem(path, f"no file {source.file}; give the path of a .gguf file")
+    if not isinstance(source, HubSource) and model.get("revision") is not None:
+        yield Problem(("model", "revision"), "only a Hugging Face id has revisions; remove it", at_key=True)
+
+
+def _data_problems(data: Mapping[str, Any], folder: Path) -> Iterator[Problem]:
+    for path, inner in SET_FOLDERS.items():
+        text = value_at(data, path)
+        if isinstance(text, str) and text and not (absolute(text, folder) / inner).is_file():
+            found = absolute(text, folder)
+            yield Problem(path, f"{found} {_state(found, inner)}; give a folder that holds {inner}")
+    text = value_at(data, TEXT_PATH)
+    if isinstance(text, str) and text:
+        found = absolute(text, folder)
+        if not found.is_file() and not any(found.glob("*.txt")):
+            yield Problem(
+                TEXT_PATH, f"{found} {_state(found, '.txt files')}; give a text file or a folder of .txt files"
+            )
+
+
+def _state(path: Path, wanted: str) -> str:
+    if not path.exists():
+        return "does not exist"
+    return f"holds no {wanted}" if path.is_dir() else "is not a folder"
+
+
+def _calibration_problems(data: Mapping[str, Any]) -> Iterator[Problem]:
+    solver = value_at(data, ("quantize", "solver", "name"))
+    reads_data = SOLVER_READS_DATA.get(solver) if isinstance(solver, str) else None
+    if reads_data and data.get("calibration") is None:
+        yield Problem(("quantize", "solver"), f"solver {solver!r} reads calibration data; add a calibration section")
+    if reads_data is False and data.get("calibration") is not None:
+        yield Problem(("calibration",), f"solver {solver!r} reads no data; remove the calibration section", at_key=True)
+    if data.get("quantize") is None and data.get("calibration") is not None:
+        text = "nothing is quantized, so nothing is calibrated; remove it, or add a quantize section"
+        yield Problem(("calibration",), text, at_key=True)
+
+
+def _gate_problems(data: Mapping[str, Any]) -> Iterator[Problem]:
+    gate = data.get("gate")
+    for name, limit in gate.items() if isinstance(gate, Mapping) else ():
+        path = ("gate", name)
+        metric = metric_of(name)
+        if metric is None:
+            yield Problem(path, _unknown_metric(name), at_key=True, shown=("gate",))
+            continue
+        missing = _missing_for(name, metric, data)
+        if missing is not None:
+            yield Problem(path, missing, at_key=True)
+        if isinstance(limit, Mapping) and len(limit) == 1:
+            yield from _limit_problems(path, metric, *next(iter(limit.items())))
+
+
+def _unknown_metric(name: str) -> str:
+    if name in METRICS:
+        return f"metric {name!r} is measured at each concurrency; name one, such as '{name}_c8'"
+    return f"unknown metric {name!r}{suggest(name, known_metric_names())}"
+
+
+def _missing_for(name: str, metric: Metric, data: Mapping[str, Any]) -> str | None:
+    """What the recipe lacks to measure this metric well enough to judge it; None if nothing."""
+    concurrency = concurrency_of(name)
+    if concurrency is not None:
+        bench = data.get("bench")
+        if bench is None:
+            return f"measured by a bench; add a bench section with concurrency {concurrency}"
+        measured = bench.get("concurrency", [1, 8]) if isinstance(bench, Mapping) else [concurrency]
+        if isinstance(measured, list) and concurrency not in measured:
+            return f"bench.concurrency is {measured}; add {concurrency} to it"
+        if value_at(bench, ("repeats",)) == 1:
+            return "one repeat gives no interval to judge; raise bench.repeats to 2 or more"
+    elif data.get("evaluate") is None:
+        return f"measured on {metric.samples}; add an evaluate section"
+    elif metric.samples == "windows":
+        if value_at(data, ("evaluate", "divergence")) is None:
+            return "measured on held-out text; add evaluate.divergence"
+        num_windows = value_at(data, ("evaluate", "divergence", "num_windows"))
+        if isinstance(num_windows, int) and num_windows < metric.min_samples:
+            return f"judged on {metric.min_samples} windows or more; raise evaluate.divergence.num_windows"
+    return None
+
+
+def _limit_problems(path: KeyPath, metric: Metric, side: str, bound: Any) -> Iterator[Problem]:
+    wanted = "max" if metric.better == "lower" else "min"
+    if side not in ("max", "min"):
+        return  # reported as an unknown key
+    if side != wanted:
+        yield Problem((*path, side), f"found a {side}; {metric.better} is better, so give a {wanted}", at_key=True)
+    is_legal, legal = _LEGAL_BOUNDS[metric.unit]
+    if isinstance(bound, (int, float)) and math.isfinite(bound) and not is_legal(bound):
+        yield Problem((*path, side), f"found {bound:g} ({metric.unit}); allowed: {legal}")
+
+
+def _length_problems(data: Mapping[str, Any]) -> Iterator[Problem]:
+    """A limit on sequence length that the recipe's own work exceeds."""
+    longest = value_at(data, ("engine", "max_model_len"))
+    if not isinstance(longest, int):
+        return
+    bench = data.get("bench")
+    if isinstance(bench, Mapping):
+        prompt, new = bench.get("prompt_tokens", 128), bench.get("new_tokens", 64)
+        if isinstance(prompt, int) and isinstance(new, int) and prompt + new > longest:
+            text = (
+                f"{prompt} prompt and {new} new tokens exceed engine.max_model_len {longest}; shorten them or raise it"
+            )
+            yield Problem(("bench",), text, at_key=True)
+    divergence = value_at(data, ("evaluate", "divergence"))
+    if isinstance(divergence, Mapping):
+        window = divergence.get("window_tokens", 256)
+        if isinstance(window, int) and window > longest:
+            text = f"{window} tokens exceed engine.max_model_len {longest}; shorten the windows or raise it"
+            yield Problem(("evaluate", "divergence", "window_tokens"), text)
+
+
+def _model_path(text: Any, folder: Path) -> Path | None:
+    try:
+        source = parse_source(text, folder) if isinstance(text, str) else None
+    except RecipeError:
+        return None
+    if isinstance(source, FolderSource):
+        return source.folder
+    return source.file if isinstance(source, GgufSource) else None
+
+
+def _output_problems(data: Mapping[str, Any], folder: Path) -> Iterator[Problem]:
+    """The output would overwrite a file, or a folder that the run reads from."""
+    text = data.get("output")
+    if not isinstance(text, str) or not text:
+        return
+    output = absolute(text, folder)
+    if output.is_file():
+        yield Problem(("output",), f"{output} is a file; give a folder that may be written")
+        return
+    inputs = [("the recipe", folder)]
+    for path in (*SET_FOLDERS, TEXT_PATH):
+        value = value_at(data, path)
+        if isinstance(value, str):
+            inputs.append((render_path(path), absolute(value, folder)))
+    model = _model_path(value_at(data, ("model", "source")), folder)
+    if model is not None:
+        inputs.append(("model", model))
+    for name, read in inputs:
+        if read == output or output in read.parents:
+            yield Problem(("output",), f"{output} holds what {name} is read from; give a folder of its own")
+            return
