@@ -117,6 +117,7 @@ def render_table(result: GateResult) -> "Table":
         caption=Text("\n".join(f"{c.metric}: {c.reason}" for c in result.checks if c.verdict is not Verdict.PASS)),
         caption_justify="left",
         box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
         pad_edge=False,
     )
     for heading in ("", "metric", "limit", "measured", f"{'/'.join(confidences) or 90} % interval", "n"):

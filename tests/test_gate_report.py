@@ -123,7 +123,7 @@ def test_the_terminal_table_of_long_figures_fits_eighty_columns() -> None:
     console.print(render_table(judge(limits, measurements)))
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
-    assert "output_tok_s_ratio_c8   >= 1.125" in text
+    assert "output_tok_s_ratio_c8  >= 1.125" in text
     assert "-12.35 .. 14.12" in text
     assert "90 % interval" in text
     assert "roughly" in text
