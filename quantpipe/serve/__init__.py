@@ -1,0 +1,1 @@
+"""The OpenAI-compatible HTTP server over the engine. Knows tokens and text, not tensors."""

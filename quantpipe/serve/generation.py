@@ -1,0 +1,96 @@
+"""From engine steps to text: detokenizing, stop strings and token logprobs kept in step. Knows no HTTP."""
+
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+from quantpipe.engine.request import FinishReason, StepOutput, TokenLogprob
+from quantpipe.engine.tokenizer import DetokenizerStream
+from quantpipe.serve.replies import FinishWord
+from quantpipe.serve.stops import StopMatcher
+from quantpipe.serve.submission import EngineFailedError, Submission
+
+
+@dataclass(frozen=True)
+class PlacedToken:
+    """A token and where its characters begin and end in the choice's text."""
+
+    logprob: TokenLogprob
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class TextDelta:
+    """What was added to one choice: text, the tokens whose text is now complete, and on the last the reason it ended.
+
+    ``num_tokens`` counts the choice's tokens so far.
+    """
+
+    text: str
+    tokens: tuple[PlacedToken, ...]
+    num_tokens: int
+    finish_reason: FinishWord | None
+
+
+class ChoiceText:
+    """One choice's growing text. A token is reported only once all of its text has been let out."""
+
+    def __init__(self, detokenizer: DetokenizerStream, stops: Sequence[str]) -> None:
+        self._detokenizer = detokenizer
+        self._matcher = StopMatcher(stops)
+        self._waiting: deque[PlacedToken] = deque()
+        self._num_read_chars = 0
+        self._num_sent_chars = 0
+        self._num_tokens = 0
+
+    def push(self, output: StepOutput) -> TextDelta:
+        """Take one step's tokens; a finish reason in the delta means that nothing more will follow."""
+        text = ""
+        num_text_tokens = len(output.text_token_ids)  # a token that ends the request is counted, but is not text
+        for position, token_id in enumerate(output.token_ids):
+            start = self._num_read_chars
+            if position < num_text_tokens:
+                text += self._read(self._detokenizer.push([token_id]))
+            self._num_tokens += 1
+            if output.logprobs:
+                self._waiting.append(PlacedToken(output.logprobs[position], start, self._num_read_chars))
+            if self._matcher.stopped:
+                break
+        if output.finish_reason is not None and not self._matcher.stopped:
+            text += self._read(self._detokenizer.finish())
+            text += self._matcher.finish()
+        return self._delta(text, output)
+
+    def _read(self, text: str) -> str:
+        self._num_read_chars += len(text)
+        return self._matcher.push(text)
+
+    def _delta(self, text: str, output: StepOutput) -> TextDelta:
+        self._num_sent_chars += len(text)
+        tokens: list[PlacedToken] = []
+        while self._waiting and self._waiting[0].end <= self._num_sent_chars:
+            tokens.append(self._waiting.popleft())
+        finish_reason: FinishWord | None = None
+        if self._matcher.stopped:
+            finish_reason = "stop"
+        elif output.finish_reason is not None:
+            finish_reason = "length" if output.finish_reason is FinishReason.LENGTH else "stop"
+        return TextDelta(text, tuple(tokens), self._num_tokens, finish_reason)
+
+
+async def text_deltas(submission: Submission, choices: Sequence[ChoiceText]) -> AsyncIterator[tuple[int, TextDelta]]:
+    """The deltas of all choices as they come, each with the choice's index; empty ones are left out.
+
+    Raises what ``Submission.outputs`` raises, and EngineFailedError where the engine had to give up a prompt.
+    """
+    async for index, output in submission.outputs():
+        if output.finish_reason is FinishReason.ABORT:
+            failure = EngineFailedError(output.error or "the engine gave up this request")
+            submission.end(failure)
+            raise failure
+        delta = choices[index].push(output)
+        if delta.finish_reason is not None and output.finish_reason is None:
+            submission.abort(index)  # a stop string: the engine does not know about it
+        if delta.text or delta.tokens or delta.finish_reason is not None:
+            yield index, delta

@@ -1,0 +1,167 @@
+"""From text deltas to OpenAI's bodies: whole replies and chunks of a stream. Pure: no engine, no HTTP."""
+
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from quantpipe.engine.request import TokenLogprob
+from quantpipe.engine.tokenizer import REPLACEMENT, Tokenizer
+from quantpipe.serve import replies
+from quantpipe.serve.generation import PlacedToken, TextDelta
+from quantpipe.serve.replies import FinishWord
+
+LOWEST_LOGPROB = -9999.0  # JSON has no infinity
+
+
+@dataclass(frozen=True)
+class WholeChoice:
+    """All deltas of one choice, put together."""
+
+    text: str
+    tokens: tuple[PlacedToken, ...]
+    finish_reason: FinishWord
+
+
+class Renderer(Protocol):
+    """How one endpoint words its replies."""
+
+    def opening_chunks(self) -> Iterable[replies.Chunk]:
+        """Sent before the first delta."""
+
+    def delta_chunks(self, index: int, delta: TextDelta) -> Iterable[replies.Chunk]:
+        """What one delta becomes."""
+
+    def usage_chunk(self, usage: replies.Usage) -> replies.Chunk:
+        """The last chunk, without choices."""
+
+    def whole(self, choices: Sequence[WholeChoice], usage: replies.Usage) -> replies.Whole:
+        """The reply that is not streamed."""
+
+
+@dataclass(frozen=True)
+class CompletionRenderer:
+    """Words the replies of ``/v1/completions``."""
+
+    model_name: str
+    tokenizer: Tokenizer
+    num_top_logprobs: int | None
+    id: str = field(default_factory=lambda: f"cmpl-{uuid.uuid4().hex}")
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def opening_chunks(self) -> list[replies.Completion]:
+        return []
+
+    def delta_chunks(self, index: int, delta: TextDelta) -> list[replies.Completion]:
+        return [self._reply([self._choice(index, delta.text, delta.tokens, delta.finish_reason)], None)]
+
+    def usage_chunk(self, usage: replies.Usage) -> replies.Completion:
+        return self._reply([], usage)
+
+    def whole(self, choices: Sequence[WholeChoice], usage: replies.Usage) -> replies.Completion:
+        rendered = [
+            self._choice(i, choice.text, choice.tokens, choice.finish_reason) for i, choice in enumerate(choices)
+        ]
+        return self._reply(rendered, usage)
+
+    def _reply(self, choices: list[replies.CompletionChoice], usage: replies.Usage | None) -> replies.Completion:
+        return replies.Completion(id=self.id, created=self.created, model=self.model_name, choices=choices, usage=usage)
+
+    def _choice(
+        self, index: int, text: str, tokens: Sequence[PlacedToken], finish_reason: FinishWord | None
+    ) -> replies.CompletionChoice:
+        logprobs = None if self.num_top_logprobs is None else self._logprobs(tokens, self.num_top_logprobs)
+        return replies.CompletionChoice(index=index, text=text, logprobs=logprobs, finish_reason=finish_reason)
+
+    def _logprobs(self, tokens: Sequence[PlacedToken], num_top: int) -> replies.CompletionLogprobs:
+        top = [self._top_logprobs(token.logprob) for token in tokens]
+        return replies.CompletionLogprobs(
+            tokens=[token_text(self.tokenizer, token.logprob.token_id) for token in tokens],
+            token_logprobs=[_finite(token.logprob.logprob) for token in tokens],
+            top_logprobs=top if num_top else None,
+            text_offset=[token.start for token in tokens],
+        )
+
+    def _top_logprobs(self, chosen: TokenLogprob) -> dict[str, float]:
+        """The most likely tokens, and the chosen one even if it is not among them."""
+        pairs = dict(chosen.top) | {chosen.token_id: chosen.logprob}
+        return {token_text(self.tokenizer, token_id): _finite(value) for token_id, value in pairs.items()}
+
+
+@dataclass(frozen=True)
+class ChatRenderer:
+    """Words the replies of ``/v1/chat/completions``."""
+
+    model_name: str
+    tokenizer: Tokenizer
+    has_logprobs: bool
+    id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def opening_chunks(self) -> list[replies.ChatCompletionChunk]:
+        return [self._chunk(replies.ChatDelta(role="assistant", content=""), (), None)]
+
+    def delta_chunks(self, index: int, delta: TextDelta) -> list[replies.ChatCompletionChunk]:
+        chunks: list[replies.ChatCompletionChunk] = []
+        if delta.text or delta.tokens:
+            chunks.append(self._chunk(replies.ChatDelta(content=delta.text), delta.tokens, None))
+        if delta.finish_reason is not None:
+            chunks.append(self._chunk(replies.ChatDelta(), (), delta.finish_reason))
+        return chunks
+
+    def usage_chunk(self, usage: replies.Usage) -> replies.ChatCompletionChunk:
+        return replies.ChatCompletionChunk(
+            id=self.id, created=self.created, model=self.model_name, choices=[], usage=usage
+        )
+
+    def whole(self, choices: Sequence[WholeChoice], usage: replies.Usage) -> replies.ChatCompletion:
+        rendered = [
+            replies.ChatChoice(
+                index=index,
+                message=replies.AssistantMessage(content=choice.text),
+                logprobs=self._logprobs(choice.tokens) if self.has_logprobs else None,
+                finish_reason=choice.finish_reason,
+            )
+            for index, choice in enumerate(choices)
+        ]
+        return replies.ChatCompletion(
+            id=self.id, created=self.created, model=self.model_name, choices=rendered, usage=usage
+        )
+
+    def _chunk(
+        self, delta: replies.ChatDelta, tokens: Sequence[PlacedToken], finish_reason: FinishWord | None
+    ) -> replies.ChatCompletionChunk:
+        logprobs = self._logprobs(tokens) if self.has_logprobs and tokens else None
+        choice = replies.ChatChunkChoice(index=0, delta=delta, logprobs=logprobs, finish_reason=finish_reason)
+        return replies.ChatCompletionChunk(id=self.id, created=self.created, model=self.model_name, choices=[choice])
+
+    def _logprobs(self, tokens: Sequence[PlacedToken]) -> replies.ChatLogprobs:
+        return replies.ChatLogprobs(
+            content=[
+                replies.ChatTokenLogprob(
+                    **self._top(token.logprob.token_id, token.logprob.logprob).model_dump(),
+                    top_logprobs=[self._top(token_id, value) for token_id, value in token.logprob.top],
+                )
+                for token in tokens
+            ]
+        )
+
+    def _top(self, token_id: int, logprob: float) -> replies.TopLogprob:
+        text = self.tokenizer.decode([token_id], skip_special_tokens=False)
+        is_whole = REPLACEMENT not in text
+        return replies.TopLogprob(
+            token=token_text(self.tokenizer, token_id),
+            logprob=_finite(logprob),
+            bytes=list(text.encode()) if is_whole else None,
+        )
+
+
+def token_text(tokenizer: Tokenizer, token_id: int) -> str:
+    """A token's text, or ``token_id:<id>`` where it is only part of a character."""
+    text = tokenizer.decode([token_id], skip_special_tokens=False)
+    return f"token_id:{token_id}" if REPLACEMENT in text else text
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, LOWEST_LOGPROB)

@@ -1,0 +1,146 @@
+"""What clients get: the response bodies of the OpenAI API. Field names and nesting are OpenAI's."""
+
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+FinishWord = Literal["stop", "length"]
+
+
+class Usage(BaseModel):
+    """Tokens read and written."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class CompletionLogprobs(BaseModel):
+    """One entry per token in each list; ``text_offset`` is where the token begins in the choice's text."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]] | None
+    text_offset: list[int]
+
+
+class CompletionChoice(BaseModel):
+    """The continuation of one prompt, or a piece of it in a stream."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishWord | None
+
+
+class Completion(BaseModel):
+    """A whole completion or one chunk of a stream; ``usage`` is null in chunks that do not carry it."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | None = None
+
+
+class TopLogprob(BaseModel):
+    """A token that could have been chosen; ``bytes`` is null where the token is not whole characters."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ChatTokenLogprob(TopLogprob):
+    """A chosen token and the most likely ones at its place."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(BaseModel):
+    """One entry per token."""
+
+    content: list[ChatTokenLogprob]
+
+
+class AssistantMessage(BaseModel):
+    """The model's turn."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str
+
+
+class ChatChoice(BaseModel):
+    """The model's turn and why it ended."""
+
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishWord
+
+
+class ChatCompletion(BaseModel):
+    """A whole chat completion."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class ChatDelta(BaseModel):
+    """What a chunk adds to the message; empty in the chunk that says why it ended."""
+
+    role: Literal["assistant"] | None = Field(default=None, exclude_if=lambda role: role is None)
+    content: str | None = Field(default=None, exclude_if=lambda content: content is None)
+
+
+class ChatChunkChoice(BaseModel):
+    """A piece of the model's turn."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishWord | None
+
+
+class ChatCompletionChunk(BaseModel):
+    """One chunk of a stream; the one that counts tokens has no choices."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | None = None
+
+
+class Model(BaseModel):
+    """The model served."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "quantpipe"
+    max_model_len: int
+
+
+class ModelList(BaseModel):
+    """All models served: one."""
+
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
+class Health(BaseModel):
+    """``ok``; or ``failed`` with the reason; or ``stopping``, which takes no new requests."""
+
+    status: Literal["ok", "failed", "stopping"]
+    reason: str | None = None
+
+
+Chunk = Completion | ChatCompletionChunk
+Whole = Completion | ChatCompletion

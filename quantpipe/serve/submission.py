@@ -1,0 +1,107 @@
+"""One client request's share of the engine, seen from asyncio. Knows no HTTP, no text and no threads."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from quantpipe.engine.request import SamplingParams, StepOutput
+from quantpipe.errors import QuantpipeError
+
+PromptJob = tuple[tuple[int, ...], SamplingParams]
+
+
+class UnavailableError(QuantpipeError):
+    """The server takes no new request or gives up an old one; ``code`` says why. Trying again later may help."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class EngineFailedError(QuantpipeError):
+    """The engine broke while it held this request."""
+
+
+class AbortedError(QuantpipeError):
+    """The request was given up on its client's behalf."""
+
+
+class Submission:
+    """One or more prompts, told apart by their index, from acceptance to the last output.
+
+    ``unfinished`` holds the prompts the engine still works on. ``abort_in_engine`` is called with the names of those
+    it need not go on with, and ``on_closed`` once nothing is unfinished. Everything here runs in the event loop.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        jobs: Sequence[PromptJob],
+        abort_in_engine: Callable[[Sequence[str]], None],
+        on_closed: Callable[["Submission"], None],
+    ) -> None:
+        self.jobs = tuple(jobs)
+        self.request_ids = tuple(f"{name}-{index}" for index in range(len(jobs)))
+        self.unfinished = set(range(len(jobs)))
+        self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._unread = set(self.unfinished)  # prompts whose last output has not been read yet
+        self._events: asyncio.Queue[tuple[int, StepOutput] | QuantpipeError] = asyncio.Queue()
+        self._abort_in_engine = abort_in_engine
+        self._on_closed = on_closed
+
+    async def outputs(self) -> AsyncIterator[tuple[int, StepOutput]]:
+        """Step outputs with the index of their prompt, until each prompt is finished or aborted.
+
+        Raises EngineFailedError, UnavailableError (shutdown) or AbortedError when the rest will never come.
+        """
+        while self._unread:
+            event = await self._events.get()
+            if isinstance(event, QuantpipeError):
+                raise event
+            index, output = event
+            if index not in self._unread:
+                continue  # aborted while this output was on its way
+            if output.finish_reason is not None:
+                self._unread.discard(index)
+            yield index, output
+
+    def abort(self, index: int) -> None:
+        """Stop one prompt; its outputs end without an error."""
+        self._unread.discard(index)
+        if index in self.unfinished:
+            self._abort_in_engine([self.request_ids[index]])
+            self._close(index)
+
+    def end(self, reason: QuantpipeError) -> None:
+        """Stop every prompt that is not finished; whoever waits for them gets ``reason`` raised."""
+        if not self.unfinished:
+            return
+        self._abort_in_engine([self.request_ids[index] for index in sorted(self.unfinished)])
+        if not self.accepted.done():
+            self.accepted.set_exception(reason)
+        self._events.put_nowait(reason)
+        self.unfinished.clear()
+        self._on_closed(self)
+
+    def accept(self, refusal: QuantpipeError | None) -> None:
+        """The engine took all prompts, or none because of ``refusal``."""
+        if self.accepted.done():
+            return  # ended meanwhile
+        if refusal is None:
+            self.accepted.set_result(None)
+            return
+        self.accepted.set_exception(refusal)
+        self.unfinished.clear()
+        self._on_closed(self)
+
+    def deliver(self, index: int, output: StepOutput) -> None:
+        """One step's output for one prompt."""
+        if index not in self.unfinished:
+            return
+        self._events.put_nowait((index, output))
+        if output.finish_reason is not None:
+            self._close(index)
+
+    def _close(self, index: int) -> None:
+        self.unfinished.discard(index)
+        if not self.unfinished:
+            self._on_closed(self)

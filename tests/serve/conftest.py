@@ -1,0 +1,186 @@
+"""A byte-level tokenizer, an engine that repeats its prompt, and a real HTTP server over them."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import httpx
+import pytest
+import tokenizers
+import uvicorn
+from tokenizers import decoders, models, pre_tokenizers, processors
+
+from quantpipe.engine.engine import EngineStats
+from quantpipe.engine.request import (
+    FinishReason,
+    Request,
+    RequestOutput,
+    SamplingParams,
+    StepOutput,
+    TokenLogprob,
+    check_request,
+)
+from quantpipe.engine.tokenizer import Tokenizer
+from quantpipe.serve.app import create_app
+from quantpipe.serve.loop import EngineLoop
+from quantpipe.serve.server import bind
+
+VOCAB_SIZE = 258
+BOS, EOS = 256, 257
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' and m.content == 'refuse' %}"
+    "{{ raise_exception('not this') }}{% endif %}{{ m.role }}:{{ m.content }};{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+class EchoEngine:
+    """Repeats the prompt, one token per step and request, then ends; with ``ignore_eos`` it repeats without end."""
+
+    max_model_len = 512
+
+    def __init__(self, step_s: float = 0.0, max_num_seqs: int = 16) -> None:
+        self.step_s = step_s
+        self.max_num_seqs = max_num_seqs
+        self.failure: Exception | None = None
+        self.seen_params: list[SamplingParams] = []
+        self.seen_prompts: list[tuple[int, ...]] = []
+        self.num_polls = 0
+        self._progress: dict[str, tuple[Request, int]] = {}
+        self._finished: set[str] = set()
+        self._num_generated = 0
+
+    @property
+    def has_unfinished(self) -> bool:
+        self.num_polls += 1
+        return bool(self._progress)
+
+    def add(self, prompt_ids: Sequence[int], params: SamplingParams, request_id: str | None = None) -> str:
+        assert request_id is not None
+        request = Request(request_id, tuple(prompt_ids), params)
+        check_request(request, VOCAB_SIZE, self.max_model_len)
+        self.seen_params.append(params)
+        self.seen_prompts.append(request.prompt_ids)
+        self._progress[request_id] = (request, 0)
+        return request_id
+
+    def abort(self, request_id: str) -> None:
+        self._progress.pop(request_id, None)
+        self._finished.discard(request_id)
+
+    def take_output(self, request_id: str) -> RequestOutput:
+        self._finished.remove(request_id)
+        return RequestOutput(request_id, (), (), FinishReason.STOP)
+
+    def step(self) -> list[StepOutput]:
+        time.sleep(self.step_s)
+        if self.failure is not None:
+            raise self.failure
+        return [self._advance(request_id) for request_id in list(self._progress)[: self.max_num_seqs]]
+
+    def _advance(self, request_id: str) -> StepOutput:
+        request, count = self._progress[request_id]
+        text_ids = [token_id for token_id in request.prompt_ids if token_id != BOS] or [0]
+        is_end = count == len(text_ids) and not request.params.ignore_eos
+        token_id = EOS if is_end else text_ids[count % len(text_ids)]
+        self._num_generated += 1
+        self._progress[request_id] = (request, count + 1)
+        reason = FinishReason.STOP if is_end or token_id in request.params.stop_token_ids else None
+        if reason is None and count + 1 >= request.params.max_tokens:
+            reason = FinishReason.LENGTH
+        if reason is not None:
+            del self._progress[request_id]
+            self._finished.add(request_id)
+        return StepOutput(request_id, (token_id,), self._logprobs(token_id, request.params.logprobs), reason)
+
+    def _logprobs(self, token_id: int, num_top: int | None) -> tuple[TokenLogprob, ...]:
+        if num_top is None:
+            return ()
+        top = tuple(((token_id + rank) % VOCAB_SIZE, -0.5 - rank) for rank in range(num_top))
+        return (TokenLogprob(token_id, -0.5, True, top),)
+
+    def stats(self) -> EngineStats:
+        num_running = min(len(self._progress), self.max_num_seqs)
+        num_waiting = len(self._progress) - num_running
+        return EngineStats(num_running, num_waiting, num_running, 99, 99, 0, 0, self._num_generated, 0)
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    """One token per byte, so that every character outside ASCII is split."""
+    vocab = {symbol: index for index, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    core = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.decoder = decoders.ByteLevel()
+    core.add_special_tokens(["<s>", "</s>"])
+    core.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", BOS)])
+    return Tokenizer(core, {"bos_token": "<s>", "eos_token": "</s>"}, TEMPLATE)
+
+
+class RunningServer:
+    """A uvicorn server in its own thread and event loop."""
+
+    def __init__(self, engine: EchoEngine, tokenizer: Tokenizer, max_open_prompts: int = 256) -> None:
+        self.engine = engine
+        self.listener = bind("127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+        self.engine_loop = EngineLoop(engine, max_open_prompts)
+        app = create_app(self.engine_loop, tokenizer, "echo", self._remember_event_loop)
+        self.uvicorn = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=5))
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        asyncio.run(self.uvicorn.serve(sockets=[self.listener]))
+
+    def _remember_event_loop(self) -> None:
+        self.event_loop = asyncio.get_running_loop()
+        self._ready.set()
+
+    def start(self) -> None:
+        self._thread.start()
+        assert self._ready.wait(10)
+
+    def drain(self, drain_s: float) -> None:
+        asyncio.run_coroutine_threadsafe(self.engine_loop.drain(drain_s), self.event_loop).result(10)
+
+    def stop(self) -> None:
+        self.uvicorn.should_exit = True
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+
+    def post(self, path: str, **body: object) -> httpx.Response:
+        return httpx.post(self.url + path, json=body, timeout=20)
+
+
+@contextmanager
+def running(server: RunningServer) -> Iterator[RunningServer]:
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def server(tokenizer: Tokenizer) -> Iterator[RunningServer]:
+    """One server shared by tests that leave it healthy and empty."""
+    with running(RunningServer(EchoEngine(step_s=0.0005), tokenizer)) as started:
+        yield started
+
+
+@pytest.fixture
+def start_server(tokenizer: Tokenizer) -> Iterator[Callable[..., RunningServer]]:
+    """Start a server of one's own: ``start_server(engine, max_open_prompts=...)``."""
+    started: list[RunningServer] = []
+
+    def start(engine: EchoEngine, max_open_prompts: int = 256) -> RunningServer:
+        started.append(RunningServer(engine, tokenizer, max_open_prompts))
+        started[-1].start()
+        return started[-1]
+
+    yield start
+    for own in started:
+        own.stop()

@@ -1,0 +1,77 @@
+"""Text, stop strings and logprobs of one choice, token by token."""
+
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quantpipe.engine.request import FinishReason, StepOutput, TokenLogprob
+from quantpipe.engine.tokenizer import Tokenizer
+from quantpipe.serve.generation import ChoiceText, TextDelta
+
+EOS = 257
+
+
+def deltas(
+    tokenizer: Tokenizer, text: str, stops: Sequence[str] = (), end: FinishReason = FinishReason.LENGTH
+) -> list[TextDelta]:
+    choice = ChoiceText(tokenizer.stream(), stops)
+    token_ids = [*tokenizer.encode(text), *([EOS] if end is FinishReason.STOP else [])]
+    made: list[TextDelta] = []
+    for position, token_id in enumerate(token_ids):
+        reason = end if position == len(token_ids) - 1 else None
+        made.append(choice.push(StepOutput("r", (token_id,), (TokenLogprob(token_id, -1.0, True),), reason)))
+        if made[-1].finish_reason is not None:
+            break
+    return made
+
+
+@given(text=st.text(alphabet="ab ÿ好👩🏽‍🚀한", min_size=1, max_size=12))
+def test_characters_are_never_split_and_add_up_to_the_text(tokenizer: Tokenizer, text: str) -> None:
+    made = deltas(tokenizer, text)
+    assert "".join(delta.text for delta in made) == text
+    assert not any("\ufffd" in delta.text for delta in made)
+    assert made[-1].finish_reason == "length"
+    assert [token.logprob.token_id for delta in made for token in delta.tokens] == tokenizer.encode(text)
+
+
+def test_stop_string_across_tokens_ends_the_choice_and_takes_its_tokens_along(tokenizer: Tokenizer) -> None:
+    made = deltas(tokenizer, "one</end>two", ["</end>"])
+    assert "".join(delta.text for delta in made) == "one"
+    assert made[-1].finish_reason == "stop"
+    shown = [token.logprob.token_id for delta in made for token in delta.tokens]
+    assert shown == tokenizer.encode("one")
+    assert made[-1].num_tokens == len(tokenizer.encode("one</end>"))
+
+
+def test_tokens_held_back_with_a_possible_stop_come_when_it_was_none(tokenizer: Tokenizer) -> None:
+    made = deltas(tokenizer, "a</b", ["</end>"])
+    assert [delta.text for delta in made] == ["a", "", "", "</b"]
+    assert [len(delta.tokens) for delta in made] == [1, 0, 0, 3]
+    assert [token.start for delta in made for token in delta.tokens] == [0, 1, 2, 3]
+
+
+def test_beginning_of_a_stop_at_the_end_is_let_out(tokenizer: Tokenizer) -> None:
+    made = deltas(tokenizer, "a<", ["</end>"], FinishReason.STOP)
+    assert "".join(delta.text for delta in made) == "a<"
+    assert made[-1].finish_reason == "stop"
+
+
+def test_token_that_ended_the_request_is_counted_and_not_shown(tokenizer: Tokenizer) -> None:
+    choice = ChoiceText(tokenizer.stream(), ())
+    (token_id,) = tokenizer.encode("x")
+    delta = choice.push(StepOutput("r", (token_id,), (), FinishReason.STOP))
+    assert (delta.text, delta.num_tokens, delta.finish_reason) == ("", 1, "stop")
+
+
+def test_several_tokens_in_one_step_stop_at_the_stop_string(tokenizer: Tokenizer) -> None:
+    choice = ChoiceText(tokenizer.stream(), ["END"])
+    delta = choice.push(StepOutput("r", tuple(tokenizer.encode("okENDmore")), (), None))
+    assert (delta.text, delta.num_tokens, delta.finish_reason) == ("ok", 5, "stop")
+
+
+def test_unfinished_character_at_the_end_becomes_a_replacement_character(tokenizer: Tokenizer) -> None:
+    choice = ChoiceText(tokenizer.stream(), ())
+    first_byte = tokenizer.encode("好")[0]
+    delta = choice.push(StepOutput("r", (first_byte,), (), FinishReason.LENGTH))
+    assert delta.text == "\ufffd"
