@@ -1,4 +1,4 @@
-"""The recipe's JSON schema, and the key reference for people that is made from it. Knows no section by name."""
+"""What recipes may hold, and what one holds, for people and editors: JSON schema, key reference, summary."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -44,6 +44,24 @@ def key_reference() -> str:
     )
     parts.append(_table(("metric", "limit", "unit", "meaning"), [_metric_row(*item) for item in METRICS.items()]))
     return "\n".join(parts)
+
+
+def summary(recipe: Recipe) -> str:
+    """A legal recipe in a few lines."""
+    lines = [f"{recipe.name}: legal", f"  model     {recipe.model.source}"]
+    if recipe.quantize is not None:
+        scheme = " ".join(str(value) for value in recipe.quantize.scheme.model_dump().values())
+        lines.append(f"  quantize  {recipe.quantize.solver.name} to {scheme}, kv_cache {recipe.quantize.kv_cache}")
+    if recipe.calibration is not None:
+        shape = f"{recipe.calibration.num_sequences} x {recipe.calibration.sequence_length} tokens"
+        lines.append(f"  calibrate {shape} of {recipe.calibration.set}")
+    if recipe.evaluate is not None:
+        lines.append(f"  evaluate  {recipe.evaluate.suite}" + (", divergence" if recipe.evaluate.divergence else ""))
+    if recipe.bench is not None:
+        lines.append(f"  bench     concurrency {', '.join(map(str, recipe.bench.concurrency))}")
+    lines.append(f"  gate      {', '.join(f'{name} {limit}' for name, limit in recipe.gate.items())}")
+    lines.append(f"  output    {recipe.output}")
+    return "\n".join(lines)
 
 
 def write_key_reference(path: Path) -> None:

@@ -1,0 +1,151 @@
+"""Every way a command can end: one line on standard error, the right exit code, and nothing heavy imported for it."""
+
+import errno
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from quantpipe import cli
+from quantpipe.errors import ArtifactError, DataError, QuantpipeError, RecipeError
+
+RECIPE = """\
+version: 1
+name: legal
+model: owner/name
+quantize: {solver: rtn, scheme: w8a8, kv_cache: int8_per_token_head}
+bench: {}
+gate: {tpot_ratio_c8: {max: 1.1}}
+output: out
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "r.yaml"
+    path.write_text(RECIPE)
+    return path
+
+
+def run_python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+
+
+def test_a_legal_recipe_is_summed_up_on_standard_output(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["check", str(recipe)]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("legal: legal\n")
+    assert "rtn to w8a8, kv_cache int8_per_token_head" in out
+    assert "tpot_ratio_c8 <= 1.1" in out
+    assert err == ""
+
+
+def test_a_misspelt_key_exits_2_and_names_the_right_one(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe.write_text(RECIPE.replace("scheme: w8a8", "scheme: {name: w4a16, group_sise: 64}"))
+    assert cli.run(["check", str(recipe)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"{recipe}:4:47: quantize.scheme: unknown key 'group_sise'; did you mean 'group_size'?")
+
+
+def test_set_options_are_applied_and_checked(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["check", str(recipe), "--set", "name=other", "--set", "bench.concurrency=[8]"]) == 0
+    assert capsys.readouterr().out.startswith("other: legal\n")
+    assert cli.run(["check", str(recipe), "--set", "bench.repeat=2"]) == 2
+    assert capsys.readouterr().err.startswith("--set bench.repeat: unknown key 'repeat'; did you mean 'repeats'?")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ([], "Missing command"),
+        (["chek"], "check"),
+        (["check"], "RECIPE"),
+        (["check", "gone.yaml"], "gone.yaml"),
+        (["check", "--sett", "a=1", "gone.yaml"], "--set"),
+        (["--debugg"], "--debug"),
+    ],
+)
+def test_usage_errors_exit_2_with_one_line(
+    arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert named in err
+    assert err.count("\n") == 1
+
+
+def test_the_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["schema"]) == 0
+    assert "gate" in json.loads(capsys.readouterr().out)["required"]
+    assert cli.run(["schema", "--markdown"]) == 0
+    assert capsys.readouterr().out.startswith("# Recipes")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (RecipeError("a"), 2, "a"),
+        (DataError("a"), 3, "a"),
+        (ArtifactError("a"), 3, "a"),
+        (QuantpipeError("a"), 1, "a"),
+        (OSError(errno.ENOSPC, "No space left on device", "/x/y"), 3, "/x/y: no space left; free some"),
+        (PermissionError(errno.EACCES, "Permission denied", "/x/y"), 3, "/x/y: may not be read or written"),
+        (click.UsageError("Bad thing."), 2, "quantpipe: Bad thing; see quantpipe --help"),
+        (ZeroDivisionError("division\nby zero"), 1, "internal error: ZeroDivisionError: division by zero; run"),
+    ],
+)
+def test_every_failure_has_its_exit_code_and_one_line(error: Exception, code: int, text: str) -> None:
+    message, found = cli.failure(error)
+    assert found == code
+    assert message.startswith(text)
+    assert "\n" not in message
+
+
+def ending(recipe: Path, raised: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run ``quantpipe check`` in a process of its own where loading the recipe raises."""
+    return run_python(
+        "import sys, quantpipe.recipe as r\nfrom quantpipe import cli\n"
+        f"def load(*_):\n    raise {raised}\n"
+        f"r.load_recipe = load\nsys.argv[1:] = {[*options, 'check', str(recipe)]!r}\ncli.main()"
+    )
+
+
+def test_an_interrupt_ends_with_130_and_one_line(recipe: Path) -> None:
+    done = ending(recipe, "KeyboardInterrupt")
+    assert done.returncode == 130
+    assert done.stderr.strip().count("\n") == 0
+    assert "interrupted" in done.stderr
+
+
+def test_an_unexpected_error_is_one_line_and_its_traceback_is_kept_for_debug(recipe: Path) -> None:
+    done = ending(recipe, "ZeroDivisionError('why')")
+    assert done.returncode == 1
+    assert done.stderr.startswith("internal error: ZeroDivisionError: why; run the command again as 'quantpipe --debug")
+    assert done.stderr.count("\n") == 1
+    assert "Traceback" in ending(recipe, "ZeroDivisionError('why')", "--debug").stderr
+
+
+def test_a_closed_pipe_is_quiet() -> None:
+    command = [sys.executable, "-c", "from quantpipe.cli import main; main()", "schema"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait(timeout=60) == cli.EXIT_BROKEN_PIPE
+
+
+def test_help_and_check_import_nothing_heavy(recipe: Path) -> None:
+    heavy = ["torch", "transformers", "numpy", "datasets", "huggingface_hub", "fastapi"]
+    code = (
+        "import sys\nfrom quantpipe import cli\n"
+        "cli.run(['--help'])\nassert not {'pydantic', 'yaml'} & set(sys.modules), 'help'\n"
+        f"assert cli.run(['check', {str(recipe)!r}]) == 0\nassert not set({heavy}) & set(sys.modules), 'check'"
+    )
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
