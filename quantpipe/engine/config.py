@@ -33,5 +33,13 @@ class EngineConfig:
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_bytes"):
             if getattr(self, name) < 1:
                 raise RecipeError(f"engine.{name}: {getattr(self, name)} is below 1")
+        for name in ("max_model_len", "num_kv_blocks", "num_threads"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise RecipeError(f"engine.{name}: {getattr(self, name)} is below 1")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise RecipeError(
+                f"engine.max_num_batched_tokens: {self.max_num_batched_tokens} is below max_num_seqs "
+                f"{self.max_num_seqs}; each running sequence needs one token per step"
+            )
         if self.kv_dtype is not None and self.kv_dtype not in KV_DTYPES:
             raise RecipeError(f"engine.kv_dtype: unknown '{self.kv_dtype}' (known: {', '.join(KV_DTYPES)})")

@@ -1,0 +1,187 @@
+"""Which sequences advance in the next step, and by how many tokens. Knows blocks, not tensors.
+
+There are no phases: a step has one budget of tokens, and a sequence gets as many as it still has to read: one where
+it decodes, a chunk where it reads a prompt or comes back from preemption.
+
+1. Running sequences first: those that decode get their one token each, the others share what is left, oldest first.
+   A long prompt therefore delays a decode by one step of at most the budget.
+2. Blocks are given oldest first. Where none is left, the youngest running sequence gives all of its back and will
+   recompute them later. The oldest is never the victim while others run, so it always ends.
+3. Waiting sequences are admitted in the order of arrival, each with blocks for all of its tokens.
+
+Running sequences are always older than waiting ones, and both lists are in the order of arrival.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+from quantpipe.engine.block_pool import BlockPool
+from quantpipe.engine.request import Sequence
+from quantpipe.errors import RequestError
+
+
+@dataclass(frozen=True)
+class Advance:
+    """Sequence ``seq`` reads its tokens ``start .. start + num_tokens``; the logits of the last few are wanted."""
+
+    seq: Sequence
+    start: int
+    num_tokens: int
+    num_logit_rows: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.num_tokens
+
+    @property
+    def has_sample(self) -> bool:
+        """Whether every token is now read, so that the last row chooses a new one."""
+        return self.end == self.seq.num_tokens and self.seq.request.params.max_tokens > 0
+
+
+@dataclass(frozen=True)
+class Step:
+    """What to compute next, oldest sequence first. Empty when there is nothing to do."""
+
+    advances: tuple[Advance, ...]
+
+
+@dataclass
+class _Budget:
+    """What a step may still spend: tokens to read, and rows of prompt logits to keep."""
+
+    num_tokens: int
+    num_scored_rows: int
+
+    def take(self, seq: Sequence) -> int:
+        """How many tokens ``seq`` may read, and pay for them."""
+        num = min(seq.num_uncomputed_tokens, self.num_tokens)
+        if seq.request.is_scored and seq.num_seen_tokens < seq.num_prompt_tokens:
+            num_known = seq.num_seen_tokens - seq.num_computed_tokens  # read again after preemption: no rows
+            num = min(num, num_known + self.num_scored_rows)
+            self.num_scored_rows -= max(0, num - num_known)
+        self.num_tokens -= num
+        return num
+
+
+class Scheduler:
+    """The queue of waiting sequences, the running ones, and the blocks they hold.
+
+    ``max_scored_rows`` bounds the prompt positions per step whose logits are wanted, as each is a vocabulary wide.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        block_size: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_scored_rows: int,
+    ) -> None:
+        self.pool = pool
+        self.block_size = block_size
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_scored_rows = max_scored_rows
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self.num_preemptions = 0
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def add(self, seq: Sequence) -> None:
+        """Queue a sequence. RequestError where the whole pool could not hold it."""
+        # The last token is chosen but never read, so it needs no room.
+        num_tokens = seq.num_prompt_tokens + max(0, seq.request.params.max_tokens - 1)
+        if self._num_blocks(num_tokens) > self.pool.num_blocks:
+            raise RequestError(
+                f"prompt: {num_tokens:,} tokens with max_tokens need {self._num_blocks(num_tokens):,} KV blocks and "
+                f"there are {self.pool.num_blocks:,}; shorten it or raise engine.num_kv_blocks",
+                "prompt",
+            )
+        self.waiting.append(seq)
+
+    def remove(self, seq: Sequence) -> None:
+        """Forget a sequence that ended or was aborted, in whatever state it is, and free what it holds."""
+        if seq in self.running:
+            self.running.remove(seq)
+        else:
+            self.waiting.remove(seq)
+        self._free(seq)
+
+    def schedule(self) -> Step:
+        """Choose the next step and allocate its blocks. Nothing advances until ``commit``."""
+        budget = _Budget(self.max_num_batched_tokens, self.max_scored_rows)
+        shares = self._share(budget)
+        num_preemptions = self.num_preemptions
+        advances: list[Advance] = []
+        index = 0
+        while index < len(self.running):  # the list loses its tail where younger sequences are preempted
+            seq = self.running[index]
+            if shares[seq] and self._grow(seq):
+                advances.append(_advance(seq, shares[seq]))
+            index += 1
+        if self.num_preemptions == num_preemptions:
+            advances += self._admit(budget)
+        return Step(tuple(advances))
+
+    def commit(self, step: Step) -> None:
+        """The step was computed: its keys and values are in the cache."""
+        for advance in step.advances:
+            advance.seq.num_computed_tokens = advance.end
+            advance.seq.num_seen_tokens = max(advance.seq.num_seen_tokens, advance.end)
+
+    def _share(self, budget: _Budget) -> dict[Sequence, int]:
+        decoding = [seq for seq in self.running if seq.num_uncomputed_tokens == 1]
+        reading = [seq for seq in self.running if seq.num_uncomputed_tokens > 1]
+        return {seq: budget.take(seq) for seq in decoding + reading}
+
+    def _grow(self, seq: Sequence) -> bool:
+        """Give ``seq`` blocks for all of its tokens, preempting younger ones; False where it was itself preempted."""
+        num_missing = self._num_blocks(seq.num_tokens) - len(seq.block_table)
+        while num_missing > self.pool.num_free:
+            victim = self.running.pop()
+            self._free(victim)
+            self.waiting.appendleft(victim)
+            self.num_preemptions += 1
+            if victim is seq:
+                return False
+        seq.block_table += self.pool.allocate(num_missing)
+        return True
+
+    def _admit(self, budget: _Budget) -> list[Advance]:
+        advances = []
+        while self.waiting and len(self.running) < self.max_num_seqs:
+            seq = self.waiting[0]
+            # Whole blocks for all its tokens, and one left for each running sequence to grow into:
+            # otherwise the next step would preempt what this one admits.
+            num_blocks = self._num_blocks(seq.num_tokens)
+            if num_blocks + len(self.running) > self.pool.num_free:
+                break
+            num_tokens = budget.take(seq)
+            if num_tokens == 0:
+                break
+            self.waiting.popleft()
+            self.running.append(seq)
+            seq.block_table += self.pool.allocate(num_blocks)
+            advances.append(_advance(seq, num_tokens))
+        return advances
+
+    def _free(self, seq: Sequence) -> None:
+        self.pool.release(seq.block_table)
+        seq.block_table.clear()
+        seq.num_computed_tokens = 0
+
+    def _num_blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+
+def _advance(seq: Sequence, num_tokens: int) -> Advance:
+    start = seq.num_computed_tokens
+    end = start + num_tokens
+    num_rows = 1 if end == seq.num_tokens and seq.request.params.max_tokens > 0 else 0
+    if seq.request.is_scored:
+        num_rows = max(num_rows, min(end, seq.num_prompt_tokens) - max(start, seq.num_seen_tokens))
+    return Advance(seq, start, num_tokens, num_rows)

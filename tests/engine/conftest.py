@@ -1,0 +1,86 @@
+"""A model made of arithmetic: its logits depend on every token it reads back through the slots it was told to write.
+
+A wrong slot, position, block table or context length changes the history it sees, and with it the tokens.
+"""
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import pytest
+import torch
+from quantpipe.backends.protocol import BatchInput
+from torch import Tensor
+
+VOCAB = 31
+MAX_POSITIONS = 4096
+
+
+def logits_after(history: Tensor) -> Tensor:
+    """Logits [VOCAB] after reading ``history``, whose entries are token_id * MAX_POSITIONS + position."""
+    mixed = int((history * (torch.arange(len(history)) * 7919 + 31)).sum()) % 1_000_003
+    return ((torch.arange(VOCAB) + 1) * (mixed * 2 + 1) * 40503 % 65537).float() / 9000.0
+
+
+class FakeExecutor:
+    """``poison`` is a token id after which every logit is NaN."""
+
+    def __init__(self, eos_token_ids: tuple[int, ...] = (), poison: int | None = None) -> None:
+        self.description = SimpleNamespace(
+            vocab_size=VOCAB, max_position_embeddings=MAX_POSITIONS, eos_token_ids=eos_token_ids
+        )
+        self.weight_bytes = 0
+        self.notes: tuple[str, ...] = ()
+        self.poison = poison
+        self.batch_sizes: list[int] = []
+        self.fails = False
+
+    def kv_bytes_per_block(self, block_size: int, dtype: str) -> int:
+        return 8 * block_size
+
+    def allocate_kv_cache(self, num_blocks: int, block_size: int, dtype: str) -> SimpleNamespace:
+        slots = torch.full((num_blocks * block_size,), -1)
+        return SimpleNamespace(
+            num_blocks=num_blocks, block_size=block_size, dtype=dtype, num_bytes=slots.nbytes, slots=slots
+        )
+
+    def forward(self, batch: BatchInput, kv_cache: SimpleNamespace) -> Tensor:
+        if self.fails:
+            raise RuntimeError("out of memory")
+        self.batch_sizes.append(len(batch.token_ids_T))
+        assert len(set(batch.slot_mapping_T.tolist())) == len(batch.slot_mapping_T), "two tokens share a slot"
+        kv_cache.slots[batch.slot_mapping_T] = batch.token_ids_T * MAX_POSITIONS + batch.positions_T
+        logits, token = [], 0
+        wanted = set(batch.logit_rows_R.tolist())
+        for row, (query_len, context_len) in enumerate(zip(batch.query_lens, batch.context_lens, strict=True)):
+            offsets = torch.arange(context_len)
+            blocks = batch.block_table_SB[row, offsets // kv_cache.block_size]
+            history = kv_cache.slots[blocks * kv_cache.block_size + offsets % kv_cache.block_size]
+            for i in range(query_len):
+                if token in wanted:
+                    logits.append(logits_after(history[: context_len - query_len + i + 1]))
+                    if self.poison is not None and batch.token_ids_T[token] == self.poison:
+                        logits[-1] = torch.full((VOCAB,), float("nan"))
+                token += 1
+        assert token == len(batch.token_ids_T)
+        return torch.stack(logits) if logits else torch.empty(0, VOCAB)
+
+
+def dense_greedy(prompt_ids: Sequence[int], num_new: int, stop: frozenset[int] = frozenset()) -> tuple[int, ...]:
+    """What the same model generates alone, with no cache, batch or schedule."""
+    token_ids = list(prompt_ids)
+    while len(token_ids) < len(prompt_ids) + num_new:
+        token_ids.append(int(dense_logits(token_ids).argmax()))
+        if token_ids[-1] in stop:
+            break
+    return tuple(token_ids[len(prompt_ids) :])
+
+
+def dense_logits(token_ids: Sequence[int]) -> Tensor:
+    return logits_after(torch.tensor(token_ids) * MAX_POSITIONS + torch.arange(len(token_ids)))
+
+
+@pytest.fixture(scope="session")
+def fake_model() -> SimpleNamespace:
+    return SimpleNamespace(
+        executor=FakeExecutor, dense_greedy=dense_greedy, dense_logits=dense_logits, vocab_size=VOCAB
+    )
