@@ -8,8 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from quantpipe.backends.protocol import BatchInput
 from torch import Tensor
+
+from quantpipe.backends.protocol import BatchInput
 
 VOCAB = 31
 MAX_POSITIONS = 4096

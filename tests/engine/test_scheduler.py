@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from quantpipe.engine.block_pool import BlockPool
 from quantpipe.engine.request import Request, SamplingParams, Sequence
 from quantpipe.engine.scheduler import Scheduler, Step
@@ -32,26 +33,24 @@ def run(scheduler: Scheduler, step: Step) -> None:
             scheduler.remove(seq)
 
 
-requests = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 20), st.booleans()), min_size=1, max_size=7)
+# Per request: the step it arrives at, prompt tokens, new tokens, whether its prompt is scored.
+arrivals = st.lists(
+    st.tuples(st.integers(0, 30), st.integers(1, 40), st.integers(0, 20), st.booleans()), min_size=1, max_size=7
+)
 
 
-@settings(max_examples=100, deadline=None)
-@given(requests, st.integers(15, 30), st.integers(1, 4), st.integers(0, 12), st.integers(1, 6), st.data())
+@settings(max_examples=150, deadline=None)
+@given(arrivals, st.integers(15, 30), st.integers(1, 4), st.integers(0, 12), st.integers(1, 6))
 def test_every_sequence_ends_within_budget_and_blocks(
-    sizes: list[tuple[int, int, bool]],
-    num_blocks: int,
-    max_num_seqs: int,
-    spare: int,
-    max_scored_rows: int,
-    data: st.DataObject,
+    sizes: list[tuple[int, int, int, bool]], num_blocks: int, max_num_seqs: int, spare: int, max_scored_rows: int
 ) -> None:
     budget = max_num_seqs + spare
     scheduler = make_scheduler(num_blocks, 4, max_num_seqs, budget, max_scored_rows)
-    arriving = [make_seq(*size) for size in sizes]
-    everyone = list(arriving)
-    for _ in range(4000):
-        while arriving and data.draw(st.booleans()):
-            scheduler.add(arriving.pop(0))
+    arriving = [(arrival, make_seq(*size)) for arrival, *size in sorted(sizes)]
+    everyone = [seq for _, seq in arriving]
+    for time in range(2000):
+        while arriving and arriving[0][0] <= time:
+            scheduler.add(arriving.pop(0)[1])
         step = scheduler.schedule()
         assert step.advances or not scheduler.has_unfinished
         assert sum(advance.num_tokens for advance in step.advances) <= budget
@@ -67,7 +66,7 @@ def test_every_sequence_ends_within_budget_and_blocks(
         run(scheduler, step)
         if not arriving and not scheduler.has_unfinished:
             break
-    assert not scheduler.has_unfinished
+    assert not arriving and not scheduler.has_unfinished
     assert scheduler.pool.num_held == 0
     assert all(seq.num_generated_tokens == seq.request.params.max_tokens for seq in everyone)
 
@@ -152,7 +151,7 @@ def test_prompt_without_scoring_wants_logits_only_where_it_ends() -> None:
 def test_request_that_the_whole_pool_cannot_hold_is_refused_and_the_exact_fit_is_not() -> None:
     scheduler = make_scheduler(num_blocks=4, block_size=4)
     scheduler.add(make_seq(10, max_tokens=7))  # 16 tokens are read, the 17th is only chosen
-    with pytest.raises(RequestError, match="17 tokens .* 5 KV blocks .* 4") as caught:
+    with pytest.raises(RequestError, match=r"17 tokens .* 5 KV blocks .* 4") as caught:
         scheduler.add(make_seq(10, max_tokens=8))
     assert caught.value.param == "prompt"
     while scheduler.has_unfinished:
