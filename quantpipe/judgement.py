@@ -1,0 +1,192 @@
+"""Judging a candidate: evaluate and bench what is served, then the gate. Opens model folders from disk only.
+
+The quantizer's model in memory is not reachable from here: what is judged is what will serve.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from quantpipe.bench.latency import run_bench
+from quantpipe.bench.workload import vocabulary_text
+from quantpipe.engine.config import EngineConfig
+from quantpipe.engine.engine import Engine
+from quantpipe.engine.tokenizer import Tokenizer
+from quantpipe.evaluate.divergence import measure_divergence, windows_from_text
+from quantpipe.evaluate.suite import Suite, SuiteResult, compare, load_suite, run_suite
+from quantpipe.formats.artifact import Artifact
+from quantpipe.gate import GateResult, Measurement, judge
+from quantpipe.gate_record import (
+    RunContext,
+    library_versions,
+    machine_facts,
+    utc_now,
+    write_gate_json,
+    write_text_atomically,
+)
+from quantpipe.gate_report import BenchRow, ParityRow, ReportSections, ScoreRow, render_markdown
+from quantpipe.recipe import DivergenceSection, Recipe
+from quantpipe.report import Reporter
+from quantpipe.sources import BaseModel
+
+GATE_NAME, REPORT_NAME = "gate.json", "report.md"
+
+
+@dataclass(frozen=True)
+class Questions:
+    """What both models will be asked, read and checked before anything long begins."""
+
+    suite: Suite | None
+    windows: Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What was measured, for the gate and for the report."""
+
+    measurements: tuple[Measurement, ...] = ()
+    scores: tuple[ScoreRow, ...] = ()
+    bench: tuple[BenchRow, ...] = ()
+
+
+def read_questions(recipe: Recipe, tokenizer_folder: Path) -> Questions:
+    """Load the suite and cut the held-out text. DataError where either is incomplete."""
+    section = recipe.evaluate
+    if section is None:
+        return Questions(None, ())
+    windows: Sequence[Sequence[int]] = ()
+    if section.divergence is not None:
+        windows = _windows(section.divergence, tokenizer_folder)
+    return Questions(load_suite(section.suite), windows)
+
+
+def engine_config(recipe: Recipe, kv_dtype: str | None = None) -> EngineConfig:
+    """The engine settings of a recipe; ``kv_dtype`` None follows the model folder's manifest."""
+    section = recipe.engine
+    return EngineConfig(
+        backend=section.backend,
+        kv_dtype=kv_dtype,
+        max_model_len=section.max_model_len,
+        max_num_seqs=section.max_num_seqs,
+        max_num_batched_tokens=section.max_num_batched_tokens,
+        num_threads=section.num_threads,
+    )
+
+
+def judge_candidate(
+    recipe: Recipe,
+    base: BaseModel,
+    folder: Path,
+    questions: Questions,
+    parity: Sequence[ParityRow],
+    quantization: Sequence[tuple[str, str]],
+    commands: Sequence[str],
+    reporter: Reporter,
+) -> GateResult:
+    """Measure base and candidate side by side, judge, and write ``gate.json`` and ``report.md`` under ``output``."""
+    artifact = Artifact.open(folder)
+    baseline = Engine.open(base.folder, engine_config(recipe))
+    candidate = Engine.open(folder, engine_config(recipe))
+    for note in dict.fromkeys((*baseline.backend_notes, *candidate.backend_notes)):
+        reporter.note(note)
+    findings = _measure(recipe, baseline, candidate, folder, questions, reporter)
+    expected = {"mean_kl": len(questions.windows), "perplexity_ratio": len(questions.windows)}
+    if questions.suite is not None:
+        expected["accuracy_loss_points"] = questions.suite.num_items
+    result = judge(recipe.gate, findings.measurements, expected)
+    context = _context(recipe, base, artifact, candidate)
+    sections = ReportSections(
+        context,
+        notes=_notes(base, baseline, candidate),
+        scores=findings.scores,
+        bench=findings.bench,
+        parity=parity,
+        quantization=quantization,
+        commands=commands,
+    )
+    write_gate_json(recipe.output / GATE_NAME, result, context)
+    write_text_atomically(recipe.output / REPORT_NAME, render_markdown(result, sections))
+    return result
+
+
+def _measure(
+    recipe: Recipe, baseline: Engine, candidate: Engine, folder: Path, questions: Questions, reporter: Reporter
+) -> Findings:
+    measurements: list[Measurement] = []
+    scores: tuple[ScoreRow, ...] = ()
+    bench: tuple[BenchRow, ...] = ()
+    tokenizer = Tokenizer.open(folder)
+    if questions.windows:
+        reporter.stage(f"divergence on {len(questions.windows)} windows of {len(questions.windows[0])} tokens")
+        divergence = measure_divergence(baseline, candidate, questions.windows, progress=reporter.progress)
+        measurements += divergence.measurements
+    if questions.suite is not None:
+        reporter.stage(f"suite {questions.suite.name}: {questions.suite.num_items} items, base then candidate")
+        base_result = run_suite(baseline, tokenizer, questions.suite, reporter.progress)
+        candidate_result = run_suite(candidate, tokenizer, questions.suite, reporter.progress)
+        measurements.append(compare(base_result, candidate_result))
+        scores = score_rows(base_result, candidate_result)
+    if recipe.bench is not None:
+        levels = ", ".join(str(c) for c in recipe.bench.concurrency)
+        reporter.stage(f"bench at concurrency {levels}, base and candidate in turns")
+        text = [token_id for window in questions.windows for token_id in window]
+        if not text:
+            special = {tokenizer.bos_token_id, tokenizer.eos_token_id} - {None}
+            length = 8 * recipe.bench.prompt_tokens
+            text = list(vocabulary_text(tokenizer.vocab_size, {i for i in special if i}, length, recipe.bench.seed))
+        timed = run_bench({"baseline": baseline, "candidate": candidate}, recipe.bench, text, reporter.progress)
+        measurements += timed.measurements
+        bench = timed.summary()
+    return Findings(tuple(measurements), scores, bench)
+
+
+def score_rows(base: SuiteResult, candidate: SuiteResult) -> tuple[ScoreRow, ...]:
+    """Right items per domain, and how many flipped each way."""
+    rows = []
+    pairs = list(zip(base.items, candidate.items, strict=True))
+    for domain in dict.fromkeys(item.domain for item in base.items):
+        chosen = [(b.correct, c.correct) for b, c in pairs if b.domain == domain]
+        rows.append(
+            ScoreRow(
+                domain,
+                len(chosen),
+                sum(b for b, _ in chosen),
+                sum(c for _, c in chosen),
+                sum(b and not c for b, c in chosen),
+                sum(c and not b for b, c in chosen),
+            )
+        )
+    return tuple(rows)
+
+
+def _windows(section: DivergenceSection, tokenizer_folder: Path) -> Sequence[Sequence[int]]:
+    tokenizer = Tokenizer.open(tokenizer_folder)
+    return windows_from_text(section.text, tokenizer, section.num_windows, section.window_tokens)
+
+
+def _context(recipe: Recipe, base: BaseModel, artifact: Artifact, candidate: Engine) -> RunContext:
+    settings = asdict(candidate.config) | {"kv_dtype": candidate.kv_dtype, "max_model_len": candidate.max_model_len}
+    recipe_text = "\n".join((recipe.source_text, *recipe.overrides))
+    return RunContext(
+        recipe_name=recipe.name,
+        recipe_digest=hashlib.sha256(recipe_text.encode()).hexdigest(),
+        artifact_digest=artifact.digest,
+        base_digest=base.digest,
+        base_origin=base.origin,
+        engine=settings,
+        versions=library_versions(),
+        machine=machine_facts(),
+        date=utc_now(),
+    )
+
+
+def _notes(base: BaseModel, baseline: Engine, candidate: Engine) -> tuple[str, ...]:
+    notes = list(dict.fromkeys((*baseline.backend_notes, *candidate.backend_notes)))
+    if base.is_dequantized:
+        notes.insert(
+            0,
+            f"The full-precision baseline is itself a dequantized GGUF ({base.origin}): every figure here is relative "
+            "to that model, not to the original weights.",
+        )
+    return tuple(notes)

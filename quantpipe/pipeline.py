@@ -1,0 +1,73 @@
+"""A run, stage by stage: source, questions, calibration, quantization, artifact, parity, evaluation, bench, gate."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from quantpipe.candidate import Candidate, make_candidate
+from quantpipe.formats.artifact import Artifact
+from quantpipe.gate import GateResult
+from quantpipe.judgement import engine_config, judge_candidate, read_questions
+from quantpipe.models import describe
+from quantpipe.recipe import Recipe
+from quantpipe.report import Reporter
+from quantpipe.sources import BaseModel, resolve_model
+
+
+def run_recipe(recipe: Recipe, recipe_path: Path, cache_folder: Path, reporter: Reporter) -> GateResult:
+    """Make the candidate and judge it. The artifact, ``gate.json`` and ``report.md`` land under ``recipe.output``."""
+    base = _resolve(recipe, cache_folder, reporter)
+    questions = read_questions(recipe, base.folder)
+    started_s = time.monotonic()
+    candidate = make_candidate(recipe, base, engine_config(recipe), reporter)
+    facts = quantization_facts(recipe, candidate, time.monotonic() - started_s)
+    folder = candidate.artifact.folder
+    commands = (f"quantpipe run {recipe_path}{_sets(recipe.overrides)}", f"quantpipe verify {folder}")
+    return judge_candidate(recipe, base, folder, questions, candidate.parity, facts, commands, reporter)
+
+
+def gate_artifact(
+    recipe: Recipe, recipe_path: Path, artifact: Path, cache_folder: Path, reporter: Reporter
+) -> GateResult:
+    """Judge a model folder that stands on disk already, by the recipe's questions and limits; make nothing."""
+    base = _resolve(recipe, cache_folder, reporter)
+    describe(Artifact.open(artifact))
+    questions = read_questions(recipe, base.folder)
+    commands = (f"quantpipe gate {recipe_path}{_sets(recipe.overrides)} --artifact {artifact}",)
+    facts = (("artifact", f"{artifact}, judged as it stood on disk"),)
+    return judge_candidate(recipe, base, artifact, questions, (), facts, commands, reporter)
+
+
+def quantization_facts(recipe: Recipe, candidate: Candidate, seconds: float) -> tuple[tuple[str, str], ...]:
+    """What the report says about how the candidate was made."""
+    if recipe.quantize is None:
+        return ()
+    manifest = candidate.artifact.manifest or {}
+    layers = manifest.get("layers", [])
+    settings = recipe.quantize.solver.model_dump(exclude={"name"})
+    worst = max(layers, key=lambda layer: layer["output_error"], default=None)
+    facts = [
+        ("solver", " ".join((recipe.quantize.solver.name, *(f"{key}={value}" for key, value in settings.items())))),
+        ("scheme", " ".join(str(value) for value in recipe.quantize.scheme.model_dump().values())),
+        ("KV cache", recipe.quantize.kv_cache),
+        ("quantized linears", str(len(layers))),
+        ("made in this run", "no, reused" if candidate.was_reused else f"yes, in {seconds:.0f} s"),
+    ]
+    if worst is not None:
+        facts.append(("largest relative error", f"{worst['output_error']:.2g} at {worst['name']}"))
+    if (calibration := manifest.get("calibration")) is not None:
+        tokens = calibration["num_sequences"] * calibration["sequence_length"]
+        facts.append(("calibration", f"{calibration['name']}, {tokens:,} tokens, digest {calibration['digest'][:12]}"))
+    return tuple(facts)
+
+
+def _resolve(recipe: Recipe, cache_folder: Path, reporter: Reporter) -> BaseModel:
+    reporter.stage(f"base model: {recipe.model.source}")
+    base = resolve_model(recipe.model, recipe.folder, cache_folder)
+    reporter.note(f"{base.folder}")
+    describe(Artifact.open(base.folder))  # what the runtime cannot serve is refused before any work
+    return base
+
+
+def _sets(overrides: Sequence[str]) -> str:
+    return "".join(f" --set {override}" for override in overrides)
