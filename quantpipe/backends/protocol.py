@@ -35,19 +35,32 @@ class BatchInput:
 class KVCache(Protocol):
     """Paged key and value storage of one engine, in a layout private to its backend."""
 
-    num_blocks: int
-    block_size: int
-    dtype: str
-    num_bytes: int
+    @property
+    def num_blocks(self) -> int: ...
+
+    @property
+    def block_size(self) -> int: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def num_bytes(self) -> int: ...
 
 
 class Executor(Protocol):
     """A loaded model, ready to execute batches."""
 
-    description: DecoderDescription
-    weight_bytes: int
-    notes: tuple[str, ...]
-    """One line for each choice a user should know, such as a slower path taken because the CPU lacks VNNI."""
+    @property
+    def description(self) -> DecoderDescription: ...
+
+    @property
+    def weight_bytes(self) -> int: ...
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """One line for each choice a user should know, such as a slower path taken because the CPU lacks VNNI."""
+        ...
 
     def allocate_kv_cache(self, num_blocks: int, block_size: int, dtype: str) -> KVCache: ...
 
@@ -61,7 +74,8 @@ class Executor(Protocol):
 class Backend(Protocol):
     """One row of the backends table."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def load(self, folder: Path, activation_divisor: float, num_threads: int | None) -> Executor:
         """Load a model folder, ordinary or quantized. ArtifactError if damaged, QuantpipeError if unable."""

@@ -1,0 +1,78 @@
+"""Loads a model folder for the CPU, tensor by tensor; no weight is held twice in floating point."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from quantpipe.backends.cpu.executor import CpuExecutor, CpuLayer, CpuNorm
+from quantpipe.backends.cpu.linear import DenseLinear, LinearBuilder
+from quantpipe.formats.artifact import Artifact
+from quantpipe.models import describe
+from quantpipe.models.description import DecoderDescription, LayerDescription, NormSpec
+from quantpipe.models.weights import check_tensors, load_embedding, load_linear, load_norm, num_bytes
+
+
+class CpuBackend:
+    """The row ``cpu`` of the backends table."""
+
+    name = "cpu"
+
+    def load(self, folder: Path, activation_divisor: float, num_threads: int | None) -> CpuExecutor:
+        """Read every weight into its kernel's layout. ArtifactError where the folder is damaged or not known."""
+        if num_threads is not None:
+            torch.set_num_threads(num_threads)
+        artifact = Artifact.open(folder)
+        description = describe(artifact)
+        check_tensors(description, artifact)
+        builder = LinearBuilder(activation_divisor)
+        embedding_VH = load_embedding(description, artifact)
+        if description.is_head_tied:
+            embedding_VH = embedding_VH.float()
+        layers = tuple(_load_layer(artifact, layer, builder) for layer in description.layers)
+        lm_head = (
+            DenseLinear(embedding_VH)
+            if description.is_head_tied
+            else builder.build([load_linear(artifact, description.lm_head)])
+        )
+        return CpuExecutor(
+            description=description,
+            embedding_VH=embedding_VH,
+            layers=layers,
+            final_norm=_load_norm(artifact, description.final_norm),
+            lm_head=lm_head,
+            weight_bytes=_weight_bytes(description, embedding_VH, layers, lm_head.weight_bytes),
+            notes=builder.notes,
+        )
+
+
+def _load_layer(artifact: Artifact, layer: LayerDescription, builder: LinearBuilder) -> CpuLayer:
+    attention, mlp = layer.attention, layer.mlp
+    return CpuLayer(
+        attention_norm=_load_norm(artifact, layer.attention_norm),
+        query_key_value=builder.build(
+            [load_linear(artifact, spec) for spec in (attention.query, attention.key, attention.value)]
+        ),
+        output=builder.build([load_linear(artifact, attention.output)]),
+        mlp_norm=_load_norm(artifact, layer.mlp_norm),
+        gate_up=builder.build([load_linear(artifact, spec) for spec in (mlp.gate, mlp.up)]),
+        down=builder.build([load_linear(artifact, mlp.down)]),
+    )
+
+
+def _load_norm(artifact: Artifact, spec: NormSpec) -> CpuNorm:
+    return CpuNorm(load_norm(artifact, spec), spec.eps)
+
+
+def _weight_bytes(
+    description: DecoderDescription, embedding_VH: Tensor, layers: tuple[CpuLayer, ...], head_bytes: int
+) -> int:
+    """A tied lm_head is the embedding, so it counts once."""
+    inner = sum(
+        linear.weight_bytes
+        for layer in layers
+        for linear in (layer.query_key_value, layer.output, layer.gate_up, layer.down)
+    )
+    norms = 4 * description.hidden_size * len(description.norms())
+    embedding = 0 if description.is_head_tied else num_bytes([embedding_VH])
+    return inner + norms + head_bytes + embedding

@@ -1,0 +1,194 @@
+"""The specification: a decoder executed operator by operator, in plain float32 torch. Clear before fast.
+
+Every other backend is tested against this one. Quantized weights are decoded at load; w8a8 products are summed
+exactly over integers.
+
+Shapes: T tokens over all sequences, t tokens of one sequence, C its context, R rows whose logits are wanted,
+N out_features, K in_features, H query heads, J KV heads, D head_dim, P D / 2, B blocks, b block_size.
+"""
+
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from quantpipe.backends.protocol import BatchInput, KVCache
+from quantpipe.formats.artifact import Artifact
+from quantpipe.formats.layout import quantize_activations
+from quantpipe.models import describe
+from quantpipe.models.description import AttentionSpec, DecoderDescription, LayerDescription, LinearSpec, NormSpec
+from quantpipe.models.weights import LinearWeights, check_tensors, load_embedding, load_linear, load_norm, num_bytes
+
+
+@dataclass(frozen=True)
+class ReferenceKVCache:
+    """Keys and values of every layer, [B, b, J, D]; int8 with one float32 scale per token and head where asked."""
+
+    num_blocks: int
+    block_size: int
+    dtype: str
+    keys: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
+    key_scales: tuple[Tensor, ...]
+    value_scales: tuple[Tensor, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return num_bytes([*self.keys, *self.values, *self.key_scales, *self.value_scales])
+
+
+@dataclass(frozen=True)
+class ReferenceExecutor:
+    """A loaded model. ``linears`` and ``norms`` are keyed by module name."""
+
+    description: DecoderDescription
+    embedding_VH: Tensor
+    linears: dict[str, LinearWeights]
+    norms: dict[str, Tensor]
+    activation_divisor: float
+    notes: tuple[str, ...] = ()
+
+    @property
+    def weight_bytes(self) -> int:
+        weights = [tensor for linear in self.linears.values() for tensor in (linear.weight_NK, linear.scale_NG)]
+        return num_bytes([self.embedding_VH, *self.norms.values(), *(w for w in weights if w is not None)])
+
+    def kv_bytes_per_block(self, block_size: int, dtype: str) -> int:
+        head_bytes = self.description.head_dim * 4 if dtype == "auto" else self.description.head_dim + 4
+        return 2 * self.description.num_layers * block_size * self.description.num_kv_heads * head_bytes
+
+    def allocate_kv_cache(self, num_blocks: int, block_size: int, dtype: str) -> ReferenceKVCache:
+        shape = (num_blocks, block_size, self.description.num_kv_heads)
+        stored = torch.float32 if dtype == "auto" else torch.int8
+
+        def per_layer(*extra: int, of: torch.dtype) -> tuple[Tensor, ...]:
+            return tuple(torch.zeros(*shape, *extra, dtype=of) for _ in self.description.layers)
+
+        keys, values = (per_layer(self.description.head_dim, of=stored) for _ in range(2))
+        key_scales, value_scales = (() if dtype == "auto" else per_layer(1, of=torch.float32) for _ in range(2))
+        return ReferenceKVCache(num_blocks, block_size, dtype, keys, values, key_scales, value_scales)
+
+    @torch.no_grad()
+    def forward(self, batch: BatchInput, kv_cache: KVCache) -> Tensor:
+        """Write this step's keys and values, and return float32 logits [R, V]."""
+        if not isinstance(kv_cache, ReferenceKVCache):
+            raise TypeError(f"the reference backend was given a {type(kv_cache).__name__}")
+        x_TH = self.embedding_VH[batch.token_ids_T].float()
+        angles_TP = batch.positions_T.float().unsqueeze(-1) * torch.tensor(self.description.rope.inverse_frequencies)
+        for index, layer in enumerate(self.description.layers):
+            x_TH = x_TH + self._attention(index, x_TH, angles_TP, batch, kv_cache)
+            x_TH = x_TH + self._mlp(layer, x_TH)
+        return self.linear(self.description.lm_head, self._norm(self.description.final_norm, x_TH[batch.logit_rows_R]))
+
+    def linear(self, spec: LinearSpec, x_TK: Tensor) -> Tensor:
+        """x @ weight.T + bias [T, N]; with 8-bit activations the sum over K is one of integers, exact in float64."""
+        weights = self.linears[spec.name]
+        if weights.scheme is None or weights.scheme.activation_bits is None or weights.scale_NG is None:
+            y_TN = x_TK @ weights.dequantized().T
+        else:
+            xq_TK, scale_T1 = quantize_activations(x_TK, self.activation_divisor)
+            sums_TN = (xq_TK.double() @ weights.weight_NK.double().T).float()
+            y_TN = sums_TN * weights.scale_NG.float().T * scale_T1
+        return y_TN if weights.bias_N is None else y_TN + weights.bias_N
+
+    def _norm(self, spec: NormSpec, x_TH: Tensor) -> Tensor:
+        return x_TH * torch.rsqrt(x_TH.square().mean(-1, keepdim=True) + spec.eps) * self.norms[spec.name]
+
+    def _mlp(self, layer: LayerDescription, x_TH: Tensor) -> Tensor:
+        normed_TH = self._norm(layer.mlp_norm, x_TH)
+        gate_TK, up_TK = self.linear(layer.mlp.gate, normed_TH), self.linear(layer.mlp.up, normed_TH)
+        return self.linear(layer.mlp.down, torch.nn.functional.silu(gate_TK) * up_TK)
+
+    def _attention(
+        self, index: int, x_TH: Tensor, angles_TP: Tensor, batch: BatchInput, kv: ReferenceKVCache
+    ) -> Tensor:
+        layer = self.description.layers[index]
+        spec = layer.attention
+        normed_TH = self._norm(layer.attention_norm, x_TH)
+        query_THD = rotate(self.linear(spec.query, normed_TH).view(-1, spec.num_heads, spec.head_dim), angles_TP)
+        key_TJD = rotate(self.linear(spec.key, normed_TH).view(-1, spec.num_kv_heads, spec.head_dim), angles_TP)
+        value_TJD = self.linear(spec.value, normed_TH).view(-1, spec.num_kv_heads, spec.head_dim)
+        write_tokens(index, key_TJD, value_TJD, batch.slot_mapping_T, kv)
+        attended = []
+        starts = [0, *itertools.accumulate(batch.query_lens)]
+        for s, (start, end) in enumerate(itertools.pairwise(starts)):
+            keys_CJD, values_CJD = read_context(index, batch.block_table_SB[s], batch.context_lens[s], kv)
+            attended.append(attend(spec, query_THD[start:end], keys_CJD, values_CJD))
+        return self.linear(spec.output, torch.cat(attended).flatten(1))
+
+
+def rotate(x_THD: Tensor, angles_TP: Tensor) -> Tensor:
+    """Turn each pair of dimensions (i, i + D / 2) by its angle."""
+    cos_T1P, sin_T1P = angles_TP.cos().unsqueeze(1), angles_TP.sin().unsqueeze(1)
+    first_THP, second_THP = x_THD.chunk(2, dim=-1)
+    return torch.cat((first_THP * cos_T1P - second_THP * sin_T1P, second_THP * cos_T1P + first_THP * sin_T1P), dim=-1)
+
+
+def write_tokens(index: int, key_TJD: Tensor, value_TJD: Tensor, slots_T: Tensor, kv: ReferenceKVCache) -> None:
+    """Store this step's keys and values of layer ``index`` in their slots, quantized per token and head if int8."""
+    if kv.dtype == "auto":
+        kv.keys[index].flatten(0, 1)[slots_T] = key_TJD
+        kv.values[index].flatten(0, 1)[slots_T] = value_TJD
+        return
+    for new_TJD, stored, scales in (
+        (key_TJD, kv.keys[index], kv.key_scales[index]),
+        (value_TJD, kv.values[index], kv.value_scales[index]),
+    ):
+        q_TJD, scale_TJ1 = quantize_activations(new_TJD, 127.0)
+        stored.flatten(0, 1)[slots_T] = q_TJD
+        scales.flatten(0, 1)[slots_T] = scale_TJ1
+
+
+def read_context(index: int, blocks_B: Tensor, context_len: int, kv: ReferenceKVCache) -> tuple[Tensor, Tensor]:
+    """The first ``context_len`` keys and values [C, J, D] of a sequence, float32."""
+    blocks = blocks_B[: -(-context_len // kv.block_size)]
+    keys_CJD = kv.keys[index][blocks].flatten(0, 1)[:context_len].float()
+    values_CJD = kv.values[index][blocks].flatten(0, 1)[:context_len].float()
+    if kv.dtype == "auto":
+        return keys_CJD, values_CJD
+    key_scales_CJ1 = kv.key_scales[index][blocks].flatten(0, 1)[:context_len]
+    value_scales_CJ1 = kv.value_scales[index][blocks].flatten(0, 1)[:context_len]
+    return keys_CJD * key_scales_CJ1, values_CJD * value_scales_CJ1
+
+
+def attend(spec: AttentionSpec, query_tHD: Tensor, keys_CJD: Tensor, values_CJD: Tensor) -> Tensor:
+    """Softmax attention [t, H, D] of a sequence's last t tokens over its context; token i sees C - t + i + 1 tokens."""
+    num_queries, context_len = query_tHD.shape[0], keys_CJD.shape[0]
+    heads_per_kv = spec.num_heads // spec.num_kv_heads
+    keys_HCD = keys_CJD.transpose(0, 1).repeat_interleave(heads_per_kv, dim=0)
+    values_HCD = values_CJD.transpose(0, 1).repeat_interleave(heads_per_kv, dim=0)
+    scores_HtC = query_tHD.transpose(0, 1) @ keys_HCD.transpose(1, 2) * spec.softmax_scale
+    is_future_tC = torch.ones(num_queries, context_len, dtype=torch.bool).triu(context_len - num_queries + 1)
+    return (scores_HtC.masked_fill(is_future_tC, -torch.inf).softmax(-1) @ values_HCD).transpose(0, 1)
+
+
+class ReferenceBackend:
+    """Loads any model folder of a known family."""
+
+    name = "reference"
+
+    def load(self, folder: Path, activation_divisor: float, num_threads: int | None) -> ReferenceExecutor:
+        """Read every weight. ArtifactError where the folder is damaged or of an unknown family."""
+        if num_threads is not None:
+            torch.set_num_threads(num_threads)
+        artifact = Artifact.open(folder)
+        description = describe(artifact)
+        check_tensors(description, artifact)
+        embedding_VH = load_embedding(description, artifact).float()
+        linears: dict[str, LinearWeights] = {}
+        for spec in description.linears():
+            if spec is description.lm_head and description.is_head_tied:
+                linears[spec.name] = LinearWeights(embedding_VH, None, None, None)
+            else:
+                linears[spec.name] = _decode_once(load_linear(artifact, spec))
+        norms = {spec.name: load_norm(artifact, spec) for spec in description.norms()}
+        return ReferenceExecutor(description, embedding_VH, linears, norms, activation_divisor)
+
+
+def _decode_once(weights: LinearWeights) -> LinearWeights:
+    """Float32 weights, except where integer activations need the integers."""
+    if weights.scheme is not None and weights.scheme.activation_bits is not None:
+        return weights
+    return LinearWeights(weights.dequantized(), None, weights.bias_N, weights.scheme)

@@ -1,0 +1,23 @@
+"""Decoders as data: one description type, one file per family. Adding a family: one file and one line of FAMILIES."""
+
+from collections.abc import Callable
+
+from quantpipe.errors import ArtifactError, suggest
+from quantpipe.formats.artifact import Artifact
+from quantpipe.models.description import DecoderDescription
+from quantpipe.models.llama import describe_llama
+
+FAMILIES: dict[str, Callable[[Artifact], DecoderDescription]] = {
+    "llama": describe_llama,
+    "mistral": describe_llama,
+}
+
+
+def describe(artifact: Artifact) -> DecoderDescription:
+    """The decoder of a model folder, by its ``model_type``. ArtifactError where the family is not known."""
+    model_type = artifact.config.get("model_type")
+    if model_type not in FAMILIES:
+        raise ArtifactError(
+            f"{artifact.folder}/config.json: unknown model_type '{model_type}'{suggest(str(model_type), FAMILIES)}"
+        )
+    return FAMILIES[str(model_type)](artifact)

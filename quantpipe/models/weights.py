@@ -1,0 +1,113 @@
+"""Reads the tensors that a description names, one at a time, and refuses a folder that holds others or lacks some.
+
+Shapes: N out_features, K in_features, G groups along K, V vocabulary, H hidden_size.
+"""
+
+import re
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from quantpipe.errors import ArtifactError
+from quantpipe.formats.artifact import Artifact
+from quantpipe.formats.layout import decode, unpack
+from quantpipe.formats.scheme import WeightScheme
+from quantpipe.models.description import DecoderDescription, LinearSpec, NormSpec
+
+# Written by old versions of transformers; recomputed from config.json, so not read.
+_DERIVED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
+
+
+@dataclass(frozen=True)
+class LinearWeights:
+    """One linear as stored. Quantized: ``weight_NK`` int8 and ``scale_NG``; otherwise floating point and None."""
+
+    weight_NK: Tensor
+    scale_NG: Tensor | None
+    bias_N: Tensor | None
+    scheme: WeightScheme | None
+
+    def dequantized(self) -> Tensor:
+        """What the weight means, float32 [N, K]."""
+        return self.weight_NK.float() if self.scale_NG is None else decode(self.weight_NK, self.scale_NG)
+
+
+def check_tensors(description: DecoderDescription, artifact: Artifact) -> None:
+    """Raise ArtifactError for the first tensor that is missing, misshapen, or that this decoder would not read."""
+    expected = _expected_shapes(description, artifact)
+    for name, shape in expected.items():
+        found = artifact.stored.get(name)
+        if found is None:
+            raise ArtifactError(f"{artifact.folder}: tensor {name} is missing; the folder is incomplete, make it again")
+        if found.spec.shape != shape:
+            raise ArtifactError(
+                f"{artifact.folder}: tensor {name} has shape {list(found.spec.shape)}; "
+                f"config.json asks for {list(shape)}"
+            )
+    for name in sorted(artifact.stored.keys() - expected.keys()):
+        is_spare_head = description.is_head_tied and name == f"{description.lm_head.name}.weight"
+        if not is_spare_head and not _DERIVED.fullmatch(name):
+            raise ArtifactError(
+                f"{artifact.folder}: tensor {name} has no place in the {description.family} decoder of config.json; "
+                "this runtime would ignore it"
+            )
+
+
+def load_linear(artifact: Artifact, spec: LinearSpec) -> LinearWeights:
+    """The weight of one linear, unpacked to int8 where quantized."""
+    bias_N = artifact.tensor(f"{spec.name}.bias").float() if spec.has_bias else None
+    if spec.scheme is None:
+        return LinearWeights(artifact.tensor(f"{spec.name}.weight"), None, bias_N, None)
+    scale_NG = artifact.tensor(f"{spec.name}.weight_scale")
+    if spec.scheme.is_packed:
+        q_NK = unpack(artifact.tensor(f"{spec.name}.weight_packed"), spec.scheme.bits, spec.in_features)
+    else:
+        q_NK = artifact.tensor(f"{spec.name}.weight")
+    return LinearWeights(q_NK, scale_NG, bias_N, spec.scheme)
+
+
+def load_norm(artifact: Artifact, spec: NormSpec) -> Tensor:
+    """The weight of a norm, float32 [H]."""
+    return artifact.tensor(f"{spec.name}.weight").float()
+
+
+def load_embedding(description: DecoderDescription, artifact: Artifact) -> Tensor:
+    """Token embeddings [V, H] in the dtype they are stored in."""
+    return artifact.tensor(description.embedding_name)
+
+
+def _expected_shapes(description: DecoderDescription, artifact: Artifact) -> dict[str, tuple[int, ...]]:
+    hidden_size = description.hidden_size
+    expected: dict[str, tuple[int, ...]] = {description.embedding_name: (description.vocab_size, hidden_size)}
+    expected |= {f"{norm.name}.weight": (hidden_size,) for norm in description.norms()}
+    for spec in description.linears():
+        if spec is description.lm_head and description.is_head_tied:
+            continue
+        shape = (spec.out_features, spec.in_features)
+        if spec.scheme is None:
+            expected[f"{spec.name}.weight"] = shape
+        else:
+            stored = spec.scheme.tensors(*shape, scale_dtype="")
+            expected |= {f"{spec.name}.{suffix}": tensor.shape for suffix, tensor in stored.items()}
+            _check_declared_shape(artifact, spec)
+        if spec.has_bias:
+            expected[f"{spec.name}.bias"] = (spec.out_features,)
+    return expected
+
+
+def _check_declared_shape(artifact: Artifact, spec: LinearSpec) -> None:
+    """Packed words pad the last one, so the declared shape is compared as well as the stored one."""
+    if spec.scheme is None or not spec.scheme.is_packed:
+        return
+    declared = artifact.tensor(f"{spec.name}.weight_shape").tolist()
+    if declared != [spec.out_features, spec.in_features]:
+        raise ArtifactError(
+            f"{artifact.folder}: {spec.name}.weight_shape is {declared}; config.json asks for "
+            f"{[spec.out_features, spec.in_features]}"
+        )
+
+
+def num_bytes(tensors: list[Tensor]) -> int:
+    """Bytes held by distinct tensors; one that appears twice counts once."""
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    return sum(storages.values())
