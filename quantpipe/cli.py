@@ -10,12 +10,16 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from quantpipe import __version__
 from quantpipe.errors import EXIT_DATA, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_PASS, EXIT_USAGE, QuantpipeError
+
+if TYPE_CHECKING:
+    from quantpipe.gate import GateResult
+    from quantpipe.report import Reporter
 
 EXIT_BROKEN_PIPE = 141  # as a shell reports a process that wrote to a closed pipe
 
@@ -72,8 +76,118 @@ def schema(markdown: bool) -> None:
     click.echo(key_reference() if markdown else json.dumps(recipe_schema(), indent=2), nl=not markdown)
 
 
+@commands.command("run")
+@recipe_arguments
+@click.option("--quiet", is_flag=True, help="Print the verdict only.")
+def run_command(recipe: Path, overrides: Sequence[str], quiet: bool) -> int:
+    """Make what RECIPE describes and judge it. Exit code 0: released; 4: refused; 5: not enough data to tell."""
+    from quantpipe.recipe import load_recipe
+
+    loaded = load_recipe(recipe, overrides)
+    reporter = _reporter(quiet)
+    from quantpipe.pipeline import run_recipe
+
+    return _show_verdict(run_recipe(loaded, recipe, _cache_folder(), reporter), loaded.output)
+
+
+@commands.command()
+@recipe_arguments
+@click.option(
+    "--artifact", required=True, type=click.Path(path_type=Path), help="Model folder to judge, quantized or ordinary."
+)
+@click.option("--quiet", is_flag=True, help="Print the verdict only.")
+def gate(recipe: Path, overrides: Sequence[str], artifact: Path, quiet: bool) -> int:
+    """Judge a model folder that exists already by the questions and limits of RECIPE; make nothing."""
+    from quantpipe.recipe import load_recipe
+
+    loaded = load_recipe(recipe, overrides)
+    reporter = _reporter(quiet)
+    from quantpipe.pipeline import gate_artifact
+
+    return _show_verdict(gate_artifact(loaded, recipe, artifact, _cache_folder(), reporter), loaded.output)
+
+
+@commands.command()
+@click.argument("artifact", type=click.Path(path_type=Path))
+def verify(artifact: Path) -> int:
+    """Check every tensor and file of ARTIFACT against the digests in its manifest."""
+    from quantpipe.formats.artifact import verify as find_faults
+
+    problems = find_faults(artifact)
+    for problem in problems:
+        click.echo(f"{artifact}: {problem}", err=True)
+    if not problems:
+        click.echo(f"{artifact}: every tensor and file is as it was written")
+    return EXIT_DATA if problems else EXIT_PASS
+
+
+@commands.command()
+@click.argument("artifact", type=click.Path(path_type=Path))
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0 picks a free one.")
+@click.option("--model-name", help="Name clients ask for. Default: the folder's name.")
+@click.option("--backend", default="cpu", show_default=True, type=click.Choice(["cpu", "reference"]))
+@click.option("--kv-dtype", type=click.Choice(["auto", "int8_per_token_head"]), help="Default: as the gate judged.")
+@click.option("--max-model-len", type=click.IntRange(min=2), help="Most tokens of one sequence.")
+@click.option("--max-num-seqs", default=16, show_default=True, type=click.IntRange(min=1))
+@click.option("--num-threads", type=click.IntRange(min=1), help="CPU threads. Default: all cores.")
+def serve(
+    artifact: Path,
+    host: str,
+    port: int,
+    model_name: str | None,
+    backend: str,
+    kv_dtype: str | None,
+    max_model_len: int | None,
+    max_num_seqs: int,
+    num_threads: int | None,
+) -> None:
+    """Serve ARTIFACT over the OpenAI API until interrupted."""
+    from quantpipe.engine.config import EngineConfig
+    from quantpipe.serve.server import run_server
+
+    config = EngineConfig(
+        backend=backend,
+        kv_dtype=kv_dtype,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        num_threads=num_threads,
+    )
+    run_server(artifact, config, host, port, model_name)
+
+
+def _reporter(quiet: bool) -> "Reporter":
+    """A reporter, with the libraries' own bars and log lines turned off: ours say the same."""
+    from transformers.utils import logging
+
+    from quantpipe.report import Reporter
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    return Reporter(quiet)
+
+
+def _cache_folder() -> Path:
+    return Path(os.environ.get("QUANTPIPE_CACHE") or Path.home() / ".cache" / "quantpipe")
+
+
+def _show_verdict(result: "GateResult", output: Path) -> int:
+    from rich.console import Console
+
+    from quantpipe.gate_report import render_table
+
+    console = Console()
+    console.print(render_table(result))
+    console.print(f"{result.verdict}: report in {output / 'report.md'}", highlight=False, soft_wrap=True)
+    return result.verdict.exit_code
+
+
 def main() -> None:
     """Entry point of the ``quantpipe`` script: run the command line and end the process with its exit code."""
+    # Read by torch and tokenizers when they are imported. Spinning threads cost more than they save when a client,
+    # or another process, shares the cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     sys.exit(run(sys.argv[1:]))
 
 
