@@ -1,0 +1,38 @@
+# Everything here works from a fresh clone: each target first makes the virtual environment it needs.
+PYTHON ?= python3
+VENV ?= .venv
+PIP_INSTALL = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PYTEST_ARGS ?= -n 2
+
+.PHONY: demo test check lint format clean
+
+demo: $(VENV)/.runtime-installed
+	$(VENV)/bin/quantpipe run recipes/quickstart.yaml
+
+test: $(VENV)/.dev-installed
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(VENV)/bin/python -m pytest $(PYTEST_ARGS)
+
+check: lint test
+
+lint: $(VENV)/.dev-installed
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+
+format: $(VENV)/.dev-installed
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) runs build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.runtime-installed: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(PIP_INSTALL) -e .
+	touch $@
+
+$(VENV)/.dev-installed: $(VENV)/.runtime-installed
+	$(PIP_INSTALL) -e '.[dev]'
+	touch $@
