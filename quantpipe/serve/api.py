@@ -81,6 +81,20 @@ def _only_neutral(values: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ..
     return {name: value for name, value in values.items() if name not in neutral}
 
 
+def _check_unicode(text: str) -> str:
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise PydanticCustomError("unicode", "must be valid Unicode; it holds half of a surrogate pair") from None
+    return text
+
+
+def _shown(name: object) -> str:
+    """A client's name for a field, fit to be quoted."""
+    return str(name)[:MAX_SHOWN_CHARS].encode("utf-8", "backslashreplace").decode()
+
+
 def _check_prompt(prompt: Any) -> Any:
     if not isinstance(prompt, str | list):
         raise PydanticCustomError(
@@ -100,9 +114,10 @@ def _check_stops(stop: str | list[str] | None) -> str | list[str] | None:
     return stop
 
 
+Text = Annotated[str, AfterValidator(_check_unicode)]
 TokenIdList = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
-Prompt = Annotated[str | list[str] | TokenIdList | list[TokenIdList], BeforeValidator(_check_prompt)]
-Stop = Annotated[str | list[str] | None, AfterValidator(_check_stops)]
+Prompt = Annotated[Text | list[Text] | TokenIdList | list[TokenIdList], BeforeValidator(_check_prompt)]
+Stop = Annotated[Text | list[Text] | None, AfterValidator(_check_stops)]
 FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -119,7 +134,7 @@ class GenerationRequest(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
-    model: str
+    model: Text
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[FiniteFloat, Field(ge=0, le=2)] | None = None
     top_p: Annotated[FiniteFloat, Field(gt=0, le=1)] | None = None
@@ -139,7 +154,7 @@ class GenerationRequest(BaseModel):
         served = _only_neutral({name: value for name, value in values.items() if name not in IGNORED}, NEUTRAL)
         for name in served:
             if name not in cls.model_fields:
-                shown = str(name)[:MAX_SHOWN_CHARS]
+                shown = _shown(name)
                 hint = suggest(shown, cls.model_fields)
                 raise PydanticCustomError(
                     "unknown", "unknown parameter '{param}'{hint}", {"param": shown, "hint": hint}
@@ -197,7 +212,7 @@ class TextPart(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     type: Literal["text"]
-    text: str
+    text: Text
 
 
 class ChatMessage(BaseModel):
@@ -206,8 +221,8 @@ class ChatMessage(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)]
-    name: str | None = None
+    content: Text | Annotated[list[TextPart], Field(min_length=1)]
+    name: Text | None = None
 
     @model_validator(mode="before")
     @classmethod

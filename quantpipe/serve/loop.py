@@ -149,6 +149,7 @@ class EngineLoop:
             while (commands := self._next_commands()) is not None:
                 for command in commands:
                     command()
+                self.stats = self._engine.stats()  # a step may take long: what has just come shows before it
                 outputs = self._engine.step() if self._engine.has_unfinished else []
                 self.stats = self._engine.stats()
                 self._route(outputs)

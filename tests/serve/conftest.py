@@ -108,6 +108,12 @@ class EchoEngine:
 
 
 @pytest.fixture(scope="session")
+def make_engine() -> type[EchoEngine]:
+    """``make_engine(step_s=..., max_num_seqs=...)``."""
+    return EchoEngine
+
+
+@pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
     """One token per byte, so that every character outside ASCII is split."""
     vocab = {symbol: index for index, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
@@ -131,6 +137,7 @@ class RunningServer:
         self.uvicorn = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=5))
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run)
+        self.http = httpx.Client(base_url=self.url, timeout=20)
 
     def _run(self) -> None:
         asyncio.run(self.uvicorn.serve(sockets=[self.listener]))
@@ -147,12 +154,13 @@ class RunningServer:
         asyncio.run_coroutine_threadsafe(self.engine_loop.drain(drain_s), self.event_loop).result(10)
 
     def stop(self) -> None:
+        self.http.close()
         self.uvicorn.should_exit = True
         self._thread.join(10)
         assert not self._thread.is_alive()
 
     def post(self, path: str, **body: object) -> httpx.Response:
-        return httpx.post(self.url + path, json=body, timeout=20)
+        return self.http.post(path, json=body)
 
 
 @contextmanager

@@ -1,0 +1,345 @@
+"""The endpoints over a real socket, as the openai client and less polite ones use them."""
+
+import json
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+SOME_TEXT = "Grüße, 你好世界 👩🏽‍🚀 and 한국어."
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+Server = Any
+StartServer = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=20)
+
+
+def events(response: httpx.Response) -> list[dict[str, Any]]:
+    """The chunks of a finished stream, which must end with [DONE]."""
+    lines = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def num_in_engine(server: Server) -> int:
+    """From /metrics, as an operator would look."""
+    lines = server.http.get("/metrics").text.splitlines()
+    counts = dict(line.split() for line in lines if not line.startswith("#") and "{" not in line)
+    return int(float(counts["quantpipe:num_requests_running"]) + float(counts["quantpipe:num_requests_waiting"]))
+
+
+def wait_for_num_in_engine(server: Server, number: int) -> None:
+    """The limit of one second is what a disconnect may take."""
+    deadline = time.monotonic() + 1.0
+    while num_in_engine(server) != number:
+        assert time.monotonic() < deadline, f"{num_in_engine(server)} in the engine"
+        time.sleep(0.01)
+
+
+def test_completion_and_its_stream_give_the_same_text(client: openai.OpenAI) -> None:
+    whole = client.completions.create(model="echo", prompt=SOME_TEXT, max_tokens=200)
+    chunks = list(client.completions.create(model="echo", prompt=SOME_TEXT, max_tokens=200, stream=True))
+    assert whole.choices[0].text == SOME_TEXT
+    assert "".join(chunk.choices[0].text for chunk in chunks) == SOME_TEXT
+    assert "\ufffd" not in "".join(chunk.choices[0].text for chunk in chunks)
+    assert whole.choices[0].finish_reason == chunks[-1].choices[0].finish_reason == "stop"
+
+
+def test_chat_and_its_stream_give_the_same_text(client: openai.OpenAI) -> None:
+    messages: Any = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": SOME_TEXT}]
+    whole = client.chat.completions.create(model="echo", messages=messages)
+    chunks = list(client.chat.completions.create(model="echo", messages=messages, stream=True))
+    expected = f"system:Be kind.;user:{SOME_TEXT};assistant:"
+    assert whole.choices[0].message.content == expected
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == expected
+    assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+def test_eight_clients_at_once_each_get_their_own_answer(client: openai.OpenAI) -> None:
+    def ask(number: int) -> tuple[str, str]:
+        prompt = f"client {number} says {SOME_TEXT}"
+        if number % 2:
+            return prompt, client.completions.create(model="echo", prompt=prompt, max_tokens=200).choices[0].text
+        stream = client.completions.create(model="echo", prompt=prompt, max_tokens=200, stream=True)
+        return prompt, "".join(chunk.choices[0].text for chunk in stream)
+
+    with ThreadPoolExecutor(8) as pool:
+        for prompt, text in pool.map(ask, range(16)):
+            assert text == prompt
+
+
+def test_list_of_prompts_gives_one_choice_each(client: openai.OpenAI) -> None:
+    prompts = ["one", "twenty-two", "three"]
+    whole = client.completions.create(model="echo", prompt=prompts)
+    assert [(choice.index, choice.text) for choice in whole.choices] == list(enumerate(prompts))
+    texts = ["", "", ""]
+    for chunk in client.completions.create(model="echo", prompt=prompts, stream=True):
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == prompts
+
+
+def test_token_ids_are_taken_as_they_are_and_text_gets_one_bos(server: Server, client: openai.OpenAI) -> None:
+    client.completions.create(model="echo", prompt=[65, 66])
+    assert server.engine.seen_prompts[-1] == (65, 66)
+    client.completions.create(model="echo", prompt=[[65], [66, 67]])
+    assert server.engine.seen_prompts[-2:] == [(65,), (66, 67)]
+    client.completions.create(model="echo", prompt="A")
+    assert server.engine.seen_prompts[-1].count(256) == 1
+
+
+def test_chat_prompt_has_exactly_one_bos(server: Server, client: openai.OpenAI) -> None:
+    client.chat.completions.create(model="echo", messages=[{"role": "user", "content": "hi"}])
+    assert server.engine.seen_prompts[-1].count(256) == 1
+    assert server.engine.seen_prompts[-1][0] == 256
+
+
+def test_message_content_may_be_text_parts_and_developer_means_system(client: openai.OpenAI) -> None:
+    parts: Any = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    messages: Any = [{"role": "developer", "content": "rule"}, {"role": "user", "content": parts}]
+    whole = client.chat.completions.create(model="echo", messages=messages)
+    assert whole.choices[0].message.content == "system:rule;user:one\ntwo;assistant:"
+
+
+def test_answer_can_be_sent_back_as_a_message(client: openai.OpenAI) -> None:
+    first = client.chat.completions.create(model="echo", messages=[{"role": "user", "content": "hi"}], max_tokens=3)
+    messages: Any = [first.choices[0].message.model_dump(), {"role": "user", "content": "and"}]
+    again = client.chat.completions.create(model="echo", messages=messages)
+    assert again.choices[0].message.content == "assistant:use;user:and;assistant:"
+
+
+def test_sampling_fields_reach_the_engine(server: Server) -> None:
+    body = dict(temperature=0.5, top_p=0.9, top_k=7, seed=-3, max_tokens=2, stop_token_ids=[5], ignore_eos=True)
+    assert server.post(COMPLETIONS, model="echo", prompt="abc", **body).status_code == 200
+    params = server.engine.seen_params[-1]
+    assert (params.temperature, params.top_p, params.top_k, params.max_tokens) == (0.5, 0.9, 7, 2)
+    assert params.seed is not None and params.seed >= 0
+    assert (params.stop_token_ids, params.ignore_eos, params.logprobs) == ((5,), True, None)
+
+
+def test_defaults_are_openais(server: Server) -> None:
+    assert server.post(COMPLETIONS, model="echo", prompt="a" * 60).json()["usage"]["completion_tokens"] == 16
+    assert server.engine.seen_params[-1].temperature == 1.0
+    assert server.post(CHAT, model="echo", messages=[{"role": "user", "content": "a" * 60}]).status_code == 200
+    assert server.engine.seen_params[-1].max_tokens == 512 - len(server.engine.seen_prompts[-1])
+    assert server.post(COMPLETIONS, model="echo", prompt=[65] * 505).status_code == 200
+    assert server.engine.seen_params[-1].max_tokens == 7
+
+
+def test_max_tokens_ends_with_finish_reason_length(client: openai.OpenAI) -> None:
+    whole = client.completions.create(model="echo", prompt="abcdef", max_tokens=3)
+    assert (whole.choices[0].text, whole.choices[0].finish_reason) == ("abc", "length")
+    messages: Any = [{"role": "user", "content": "hi"}]
+    chat = client.chat.completions.create(model="echo", messages=messages, max_completion_tokens=4)
+    assert (chat.choices[0].message.content, chat.choices[0].finish_reason) == ("user", "length")
+
+
+@pytest.mark.parametrize("stop", ["<end>", ["nothing", "<end>"]])
+def test_stream_never_contains_any_part_of_a_stop_string(server: Server, stop: str | list[str]) -> None:
+    body = dict(model="echo", prompt="a<b <e<end> more", max_tokens=50, stop=stop)
+    chunks = events(server.post(COMPLETIONS, **body, stream=True, logprobs=0))
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "a<b <e"
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+    tokens = [token for chunk in chunks for token in chunk["choices"][0]["logprobs"]["tokens"]]
+    assert "".join(tokens) == "a<b <e"
+    whole = server.post(COMPLETIONS, **body).json()["choices"][0]
+    assert (whole["text"], whole["finish_reason"]) == ("a<b <e", "stop")
+    wait_for_num_in_engine(server, 0)
+
+
+def test_usage_comes_after_the_finish_chunk_and_has_no_choices(server: Server) -> None:
+    body = dict(model="echo", messages=[{"role": "user", "content": "hi"}], stream=True)
+    chunks = events(server.post(CHAT, **body, stream_options={"include_usage": True}))
+    assert chunks[-2]["choices"][0]["finish_reason"] == "stop"
+    assert chunks[-1]["choices"] == []
+    num_prompt = len("user:hi;assistant:") + 1
+    expected = {"prompt_tokens": num_prompt, "completion_tokens": num_prompt, "total_tokens": 2 * num_prompt}
+    assert chunks[-1]["usage"] == expected
+    assert all(chunk["usage"] is None for chunk in chunks[:-1])
+    assert server.post(CHAT, **(body | {"stream": False})).json()["usage"] == expected
+    assert all(chunk["usage"] is None for chunk in events(server.post(CHAT, **body)))
+
+
+def test_usage_sums_over_prompts(server: Server) -> None:
+    body = dict(model="echo", prompt=["ab", "cde"], stream=True, stream_options={"include_usage": True})
+    assert events(server.post(COMPLETIONS, **body))[-1]["usage"]["completion_tokens"] == 3 + 4  # with the end tokens
+
+
+def test_completion_logprobs_line_up_with_the_text(client: openai.OpenAI) -> None:
+    whole = client.completions.create(model="echo", prompt="héy", max_tokens=4, logprobs=2)
+    logprobs: Any = whole.choices[0].logprobs
+    assert whole.choices[0].text == "héy"
+    assert [text for text in logprobs.tokens if len(text) == 1] == ["h", "y"]
+    assert all(text.startswith("token_id:") for text in logprobs.tokens[1:3])
+    assert logprobs.text_offset == [0, 1, 1, 2]
+    assert logprobs.token_logprobs == [-0.5] * 4
+    assert [len(top) for top in logprobs.top_logprobs] == [2] * 4
+    assert logprobs.top_logprobs[0]["h"] == -0.5
+
+
+def test_chat_logprobs_carry_bytes_and_alternatives_streamed_or_not(client: openai.OpenAI) -> None:
+    request: Any = dict(model="echo", messages=[{"role": "user", "content": "é"}], logprobs=True, top_logprobs=3)
+    whole = client.chat.completions.create(**request)
+    entries: Any = whole.choices[0].logprobs.content if whole.choices[0].logprobs else None
+    assert (entries[0].token, entries[0].bytes, entries[0].logprob) == ("u", [117], -0.5)
+    assert [len(entry.top_logprobs) for entry in entries] == [3] * len(entries)
+    assert [entry.bytes for entry in entries[5:7]] == [None, None]  # halves of a character
+    chunks = list(client.chat.completions.create(**request, stream=True))
+    streamed = [e for c in chunks if c.choices[0].logprobs for e in c.choices[0].logprobs.content or []]
+    assert streamed == entries
+
+
+def test_fields_that_change_nothing_are_taken(server: Server) -> None:
+    harmless = dict(user="me", metadata={"a": "b"}, store=True, service_tier="auto", safety_identifier="x")
+    neutral = dict(n=1, logit_bias={}, presence_penalty=0, frequency_penalty=0.0, response_format={"type": "text"})
+    absent = dict(tools=None, tool_choice="none", stop=None, seed=None, max_tokens=None, temperature=None)
+    body = dict(model="echo", messages=[{"role": "user", "content": "hi", "name": "Ann"}])
+    response = server.post(CHAT, **body, **harmless, **neutral, **absent)
+    assert response.status_code == 200, response.text
+
+
+def test_models_are_listed_and_found_by_name(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["echo"]
+    assert client.models.retrieve("echo").id == "echo"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("org/other")
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_unknown_model_is_404_and_named(server: Server, path: str) -> None:
+    prompt: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}]} if path == CHAT else {"prompt": "x"}
+    response = server.post(path, model="gpt-9", **prompt)
+    assert response.status_code == 404
+    error = response.json()["error"]
+    assert (error["param"], error["code"]) == ("model", "model_not_found")
+    assert "gpt-9" in error["message"] and "echo" in error["message"]
+
+
+def test_unknown_path_and_method_have_the_same_error_body(server: Server) -> None:
+    assert server.http.get("/v2/nothing").json()["error"]["type"] == "invalid_request_error"
+    response = server.http.get(CHAT)
+    assert (response.status_code, set(response.json()["error"])) == (405, {"message", "type", "param", "code"})
+
+
+def test_health_and_metrics(server: Server) -> None:
+    assert server.http.get("/health").json() == {"status": "ok", "reason": None}
+    server.post(COMPLETIONS, model="echo", prompt="abc")
+    text = server.http.get("/metrics").text
+    assert 'quantpipe:request_success_total{finished_reason="stop"}' in text
+    assert "quantpipe:time_to_first_token_seconds_bucket" in text
+    assert "quantpipe:generation_tokens_total" in text
+
+
+def test_openapi_description_names_errors_and_streams(server: Server) -> None:
+    operation = server.http.get("/openapi.json").json()["paths"][CHAT]["post"]
+    assert set(operation["responses"]) == {"200", "4XX", "5XX"}
+    assert "text/event-stream" in operation["responses"]["200"]["content"]
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize("stream", [True, False])
+def test_disconnect_frees_the_request_within_a_second(server: Server, path: str, stream: bool) -> None:
+    prompt: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}]} if path == CHAT else {"prompt": "x"}
+    # The engine needs several seconds for this.
+    body = dict(model="echo", max_tokens=450, ignore_eos=True, stream=stream, **prompt)
+    server.engine.step_s = 0.02
+    try:
+        timeout = httpx.Timeout(5, read=0.2)  # a reply that is not streamed runs into it; then the client hangs up
+        with (
+            pytest.raises(httpx.ReadTimeout),
+            httpx.stream("POST", server.url + path, json=body, timeout=timeout) as reply,
+        ):
+            wait_for_num_in_engine(server, 1)
+            for number, _ in enumerate(reply.iter_lines()):
+                if number == 4:
+                    raise httpx.ReadTimeout("gone in the middle of the stream")
+        wait_for_num_in_engine(server, 0)
+    finally:
+        server.engine.step_s = 0.0005
+
+
+def test_disconnect_of_a_queued_request_frees_it(start_server: StartServer, make_engine: Callable[..., Any]) -> None:
+    server = start_server(make_engine(step_s=0.02, max_num_seqs=1))
+    body = dict(model="echo", prompt="x", max_tokens=450, ignore_eos=True, stream=True)
+    with ThreadPoolExecutor(4) as pool:
+
+        def leave(_: int) -> None:
+            with httpx.stream("POST", server.url + COMPLETIONS, json=body):
+                time.sleep(0.1)
+
+        list(pool.map(leave, range(4)))
+    wait_for_num_in_engine(server, 0)
+
+
+def test_full_queue_is_503_with_retry_after_and_health_stays_ok(
+    start_server: StartServer, make_engine: Callable[..., Any]
+) -> None:
+    server = start_server(make_engine(step_s=0.005), max_open_prompts=4)
+
+    def ask(number: int) -> httpx.Response:
+        return server.post(COMPLETIONS, model="echo", prompt=f"request {number}")  # type: ignore[no-any-return]
+
+    with ThreadPoolExecutor(24) as pool:
+        responses = list(pool.map(ask, range(24)))
+        assert server.http.get("/health").status_code == 200
+    refused = [response for response in responses if response.status_code != 200]
+    assert 0 < len(refused) < 24
+    for response in refused:
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "queue_full")
+        assert int(response.headers["retry-after"]) >= 1
+    assert ask(0).status_code == 200
+
+
+def test_engine_failure_is_a_500_body_an_error_event_and_an_unhealthy_server(
+    start_server: StartServer, make_engine: Callable[..., Any]
+) -> None:
+    server = start_server(make_engine(step_s=0.01))
+    body = dict(model="echo", prompt="x", max_tokens=400, ignore_eos=True)
+    with ThreadPoolExecutor(2) as pool:
+        whole = pool.submit(server.post, COMPLETIONS, **body)
+        streamed = pool.submit(server.post, COMPLETIONS, **body, stream=True)
+        wait_for_num_in_engine(server, 2)
+        server.engine.failure = RuntimeError("broken")
+        assert whole.result().status_code == 500
+        assert whole.result().json()["error"]["code"] == "engine_failed"
+        assert events(streamed.result())[-1]["error"]["code"] == "engine_failed"
+    health = server.http.get("/health")
+    assert (health.status_code, health.json()["status"]) == (503, "failed")
+    assert server.post(COMPLETIONS, **body).status_code == 503
+
+
+def test_openai_client_raises_when_a_stream_ends_with_an_error(
+    start_server: StartServer, make_engine: Callable[..., Any]
+) -> None:
+    server = start_server(make_engine(step_s=0.01))
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    extra = {"ignore_eos": True}
+    stream = client.completions.create(model="echo", prompt="x", max_tokens=400, stream=True, extra_body=extra)
+    next(iter(stream))
+    server.engine.failure = RuntimeError("broken")
+    with pytest.raises(openai.APIError, match="engine failed"):
+        list(stream)
+
+
+def test_shutdown_ends_every_stream_with_an_error_event_and_done(
+    start_server: StartServer, make_engine: Callable[..., Any]
+) -> None:
+    server = start_server(make_engine(step_s=0.01))
+    body = dict(model="echo", prompt="x", max_tokens=400, ignore_eos=True)
+    with ThreadPoolExecutor(5) as pool:
+        streams = [pool.submit(server.post, COMPLETIONS, **body, stream=True) for _ in range(4)]
+        whole = pool.submit(server.post, COMPLETIONS, **body)
+        wait_for_num_in_engine(server, 5)
+        server.drain(0.1)
+        for stream in streams:
+            assert events(stream.result())[-1]["error"]["code"] == "shutting_down"
+        assert (whole.result().status_code, whole.result().json()["error"]["code"]) == (503, "shutting_down")
+    assert server.http.get("/health").json()["status"] == "stopping"
