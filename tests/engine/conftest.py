@@ -6,6 +6,8 @@ A wrong slot, position, block table or context length changes the history it see
 from collections.abc import Sequence
 from types import SimpleNamespace
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from torch import Tensor
@@ -16,10 +18,14 @@ VOCAB = 31
 MAX_POSITIONS = 4096
 
 
-def logits_after(history: Tensor) -> Tensor:
+FACTORS = np.arange(MAX_POSITIONS) * 7919 + 31
+TOKENS = (np.arange(VOCAB) + 1) * 40503
+
+
+def logits_after(history: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
     """Logits [VOCAB] after reading ``history``, whose entries are token_id * MAX_POSITIONS + position."""
-    mixed = int((history * (torch.arange(len(history)) * 7919 + 31)).sum()) % 1_000_003
-    return ((torch.arange(VOCAB) + 1) * (mixed * 2 + 1) * 40503 % 65537).float() / 9000.0
+    mixed = int(history @ FACTORS[: len(history)]) % 1_000_003
+    return (TOKENS * (mixed * 2 + 1) % 65537).astype(np.float32) / 9000
 
 
 class FakeExecutor:
@@ -51,19 +57,19 @@ class FakeExecutor:
         assert len(set(batch.slot_mapping_T.tolist())) == len(batch.slot_mapping_T), "two tokens share a slot"
         kv_cache.slots[batch.slot_mapping_T] = batch.token_ids_T * MAX_POSITIONS + batch.positions_T
         logits, token = [], 0
-        wanted = set(batch.logit_rows_R.tolist())
+        wanted, slots = set(batch.logit_rows_R.tolist()), kv_cache.slots.numpy()
         for row, (query_len, context_len) in enumerate(zip(batch.query_lens, batch.context_lens, strict=True)):
-            offsets = torch.arange(context_len)
-            blocks = batch.block_table_SB[row, offsets // kv_cache.block_size]
-            history = kv_cache.slots[blocks * kv_cache.block_size + offsets % kv_cache.block_size]
-            for i in range(query_len):
+            offsets = np.arange(context_len)
+            blocks = batch.block_table_SB[row].numpy()[offsets // kv_cache.block_size]
+            history = slots[blocks * kv_cache.block_size + offsets % kv_cache.block_size]
+            for length in range(context_len - query_len + 1, context_len + 1):
                 if token in wanted:
-                    logits.append(logits_after(history[: context_len - query_len + i + 1]))
-                    if self.poison is not None and batch.token_ids_T[token] == self.poison:
-                        logits[-1] = torch.full((VOCAB,), float("nan"))
+                    logits.append(logits_after(history[:length]))
+                    if batch.token_ids_T[token] == self.poison:
+                        logits[-1] = np.full(VOCAB, np.nan, dtype=np.float32)
                 token += 1
         assert token == len(batch.token_ids_T)
-        return torch.stack(logits) if logits else torch.empty(0, VOCAB)
+        return torch.from_numpy(np.stack(logits)) if logits else torch.empty(0, VOCAB)
 
 
 def dense_greedy(prompt_ids: Sequence[int], num_new: int, stop: frozenset[int] = frozenset()) -> tuple[int, ...]:
@@ -77,7 +83,7 @@ def dense_greedy(prompt_ids: Sequence[int], num_new: int, stop: frozenset[int] =
 
 
 def dense_logits(token_ids: Sequence[int]) -> Tensor:
-    return logits_after(torch.tensor(token_ids) * MAX_POSITIONS + torch.arange(len(token_ids)))
+    return torch.from_numpy(logits_after(np.array(token_ids) * MAX_POSITIONS + np.arange(len(token_ids))))
 
 
 @pytest.fixture(scope="session")
