@@ -138,14 +138,17 @@ class Document:
         self.problems.append(Problem((), text, place=place))
 
 
-def read_document(path: Path) -> Document:
-    """Read a YAML file whose top is a mapping. Raises RecipeError where there is no such file or it is not YAML."""
+def read_document(path: Path, what: str = "recipe") -> Document:
+    """Read a YAML file whose top is a mapping; ``what`` is the word for it in errors.
+
+    Raises RecipeError where there is no such file or it is not YAML.
+    """
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise RecipeError(f"{path}: byte {error.start} is not UTF-8; save the recipe as UTF-8") from error
+        raise RecipeError(f"{path}: byte {error.start} is not UTF-8; save the {what} as UTF-8") from error
     except OSError as error:
-        raise RecipeError(f"{path}: {(error.strerror or str(error)).lower()}; give the path of a recipe") from error
+        raise RecipeError(f"{path}: {(error.strerror or str(error)).lower()}; give the path of a {what}") from error
     document = Document(str(path), text)
     try:
         root = yaml.compose(text, Loader=yaml.BaseLoader)
@@ -159,9 +162,9 @@ def read_document(path: Path) -> Document:
         column = error.position - text.rfind("\n", 0, error.position)
         raise RecipeError(f"{path}:{line}:{column}: not valid YAML: {error.reason}") from error
     except RecursionError as error:
-        raise RecipeError(f"{path}: nested too deeply; a recipe has four levels at most") from error
+        raise RecipeError(f"{path}: nested too deeply; a {what} has few levels") from error
     if not isinstance(document.data, dict):
-        raise RecipeError(f"{path}:1:1: found {describe(document.data)}; a recipe is a mapping of sections")
+        raise RecipeError(f"{path}:1:1: found {describe(document.data)}; a {what} is a mapping of sections")
     return document
 
 

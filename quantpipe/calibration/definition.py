@@ -162,7 +162,7 @@ def load_set(folder: Path) -> SetDefinition:
     file = folder / SET_NAME
     if not file.is_file():
         raise DataError(f"{folder}: holds no {SET_NAME}; a calibration set is a folder with a {SET_NAME}")
-    document = read_document(file)
+    document = read_document(file, "calibration set")
     problems, header = list(document.problems), None
     try:
         header = Header.model_validate(document.data)
