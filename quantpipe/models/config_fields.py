@@ -71,10 +71,9 @@ def _linear_rope(frequencies: Tensor, parameters: dict[str, Any]) -> Tensor:
 def _llama3_rope(frequencies: Tensor, parameters: dict[str, Any]) -> Tensor:
     """Long waves are stretched by ``factor``, short ones kept, those between blended (Llama 3.1)."""
     low, high = float(parameters["low_freq_factor"]), float(parameters["high_freq_factor"])
-    turns = float(parameters["original_max_position_embeddings"]) * frequencies / (2 * math.pi)
-    stretched = frequencies / float(parameters["factor"])
+    turns = float(parameters["original_max_position_embeddings"]) / (2 * math.pi / frequencies)
     kept_frac = ((turns - low) / (high - low)).clamp(0, 1)
-    return (1 - kept_frac) * stretched + kept_frac * frequencies
+    return (1 - kept_frac) * frequencies / float(parameters["factor"]) + kept_frac * frequencies
 
 
 ROPE_TYPES: dict[str, Callable[[Tensor, dict[str, Any]], Tensor]] = {

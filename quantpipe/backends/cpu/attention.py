@@ -93,19 +93,25 @@ def _plan_group(
     query_len = batch.query_lens[members[0]]
     contexts = [batch.context_lens[s] for s in members]
     context_len = max(contexts)
-    num_blocks = -(-context_len // block_size)
     rows = torch.cat([torch.arange(starts[s], starts[s + 1]) for s in members]) if not is_whole else None
     is_causal = query_len > 1 and min(contexts) == query_len == context_len
     needs_mask = not is_causal and (query_len > 1 or min(contexts) < context_len)
     return AttentionGroup(
         rows_Sn=rows,
-        block_ids=batch.block_table_SB[list(members), :num_blocks].flatten(),
+        block_ids=_block_ids(batch.block_table_SB[list(members)], contexts, block_size),
         num_sequences=len(members),
         query_len=query_len,
         context_len=context_len,
         mask_S1nC=_mask(contexts, query_len, context_len) if needs_mask else None,
         is_causal=is_causal,
     )
+
+
+def _block_ids(block_table_SB: Tensor, contexts: list[int], block_size: int) -> Tensor:
+    """The blocks to read, as many for each sequence as the longest needs: short ones repeat their own last block."""
+    last_S1 = (torch.tensor(contexts).unsqueeze(1) - 1) // block_size
+    wanted_SB = torch.arange(int(last_S1.max()) + 1).minimum(last_S1)
+    return block_table_SB.gather(1, wanted_SB).flatten()
 
 
 def _mask(contexts: list[int], query_len: int, context_len: int) -> Tensor:

@@ -1,0 +1,99 @@
+"""Tiny random model folders, ordinary and quantized, and steps over hand-chosen blocks."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+
+from quantpipe.backends.protocol import BatchInput
+from quantpipe.formats.artifact import Artifact
+from quantpipe.formats.artifact_writer import QuantWeight, quantization_config, write_artifact
+from quantpipe.formats.layout import absmax_scale, encode
+from quantpipe.formats.scheme import WeightScheme
+from quantpipe.models import describe
+
+TINY: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.1,
+    "sliding_window": None,
+}
+# (token_ids, number of tokens already in the cache, blocks)
+Part = tuple[Sequence[int], int, Sequence[int]]
+
+
+@pytest.fixture(scope="session")
+def make_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Saves a random model, quantized to nearest (but lm_head) with ``scheme``. Equal calls share a folder."""
+    made: dict[str, Path] = {}
+
+    def make(scheme: WeightScheme | None = None, scale_dtype: torch.dtype = torch.bfloat16, **settings: Any) -> Path:
+        key = repr((scheme, scale_dtype, settings))
+        if key not in made:
+            folder = tmp_path_factory.mktemp("model") / "base"
+            save_random(folder, **settings)
+            made[key] = folder if scheme is None else quantize(folder, scheme, scale_dtype)
+        return made[key]
+
+    return make
+
+
+def save_random(folder: Path, model_type: str = "llama", nan_token: int | None = None, **settings: Any) -> None:
+    """Weights, norms and biases are all random, so that none can be left out unseen. ``nan_token`` breaks one token."""
+    generator = torch.Generator().manual_seed(1)
+    is_mistral = model_type == "mistral"
+    config = (MistralConfig if is_mistral else LlamaConfig)(**{**TINY, **settings})
+    model = (MistralForCausalLM if is_mistral else LlamaForCausalLM)(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            offset = 1.0 if parameter.ndim == 1 else 0.0
+            parameter.copy_(offset + 0.1 * torch.randn(parameter.shape, generator=generator))
+        if nan_token is not None:
+            model.model.embed_tokens.weight[nan_token] = torch.nan
+    model.save_pretrained(folder)
+
+
+def quantize(folder: Path, scheme: WeightScheme, scale_dtype: torch.dtype) -> Path:
+    base = Artifact.open(folder)
+    weights = {}
+    for spec in describe(base).linears()[:-1]:
+        weight_NK = base.tensor(f"{spec.name}.weight")
+        scale_NG = absmax_scale(weight_NK, scheme, scale_dtype)
+        weights[spec.name] = QuantWeight(encode(weight_NK, scale_NG, scheme), scale_NG, scheme)
+    target = folder.parent / "quantized"
+    write_artifact(target, base, weights, quantization_config(scheme, ["lm_head"]), {})
+    return target
+
+
+@pytest.fixture(scope="session")
+def make_batch() -> Callable[..., BatchInput]:
+    """A step of several sequences; logits of every row unless ``rows`` names some."""
+
+    def make(parts: Sequence[Part], block_size: int, rows: Sequence[int] | None = None) -> BatchInput:
+        positions = [range(start, start + len(token_ids)) for token_ids, start, _ in parts]
+        slots = [
+            [blocks[p // block_size] * block_size + p % block_size for p in ps]
+            for ps, (_, _, blocks) in zip(positions, parts, strict=True)
+        ]
+        widest = max(len(blocks) for _, _, blocks in parts)
+        num_tokens = sum(len(token_ids) for token_ids, _, _ in parts)
+        return BatchInput(
+            token_ids_T=torch.tensor(list(itertools.chain(*(token_ids for token_ids, _, _ in parts)))),
+            positions_T=torch.tensor(list(itertools.chain(*positions))),
+            slot_mapping_T=torch.tensor(list(itertools.chain(*slots))),
+            query_lens=tuple(len(token_ids) for token_ids, _, _ in parts),
+            context_lens=tuple(start + len(token_ids) for token_ids, start, _ in parts),
+            block_table_SB=torch.tensor([[*blocks, *[0] * (widest - len(blocks))] for _, _, blocks in parts]),
+            logit_rows_R=torch.tensor(range(num_tokens) if rows is None else rows, dtype=torch.int64),
+        )
+
+    return make

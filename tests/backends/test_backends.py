@@ -1,0 +1,198 @@
+"""Every backend meets the same contract: transformers' logits, however the tokens are cut, mixed and laid out."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from quantpipe.backends import BACKENDS
+from quantpipe.backends.protocol import BatchInput, Executor, KVCache
+from quantpipe.engine.config import KV_DTYPES
+from quantpipe.errors import ArtifactError
+from quantpipe.formats.scheme import WeightScheme, w4a16, w8a8
+
+MakeFolder = Callable[..., Path]
+MakeBatch = Callable[..., BatchInput]
+
+# Float32 sums in another order: about 1e-6 of the largest logit, which is near 10 here.
+FLOAT32_NOISE = 5e-5
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+DECODERS: dict[str, dict[str, Any]] = {
+    "grouped heads": {},
+    "one KV head": {"num_key_value_heads": 1},
+    "as many KV heads": {"num_key_value_heads": 4},
+    "wide heads": {"head_dim": 64},
+    "biases": {"attention_bias": True, "mlp_bias": True},
+    "tied": {"tie_word_embeddings": True},
+    "linear rope": {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}},
+    "llama3 rope": {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3}},
+    "mistral": {"model_type": "mistral"},
+}
+SCHEMES = {"w4a16 g32": w4a16(32), "w4a16 g64": w4a16(64), "w4a16 g128": w4a16(128), "w8a8": w8a8()}
+BLOCK_SIZE = 4
+
+
+def load(backend: str, folder: Path) -> Executor:
+    return BACKENDS[backend]().load(folder, activation_divisor=127.0, num_threads=None)
+
+
+def random_ids(num_tokens: int, seed: int = 0) -> list[int]:
+    ids: list[int] = torch.randint(0, 96, (num_tokens,), generator=torch.Generator().manual_seed(seed)).tolist()
+    return ids
+
+
+def dense_logits(executor: Executor, make_batch: MakeBatch, ids: list[int], kv_dtype: str = "auto") -> Tensor:
+    """All tokens in one step over blocks in order."""
+    num_blocks = -(-len(ids) // BLOCK_SIZE)
+    kv = executor.allocate_kv_cache(num_blocks, BLOCK_SIZE, kv_dtype)
+    return executor.forward(make_batch([(ids, 0, range(num_blocks))], BLOCK_SIZE), kv)
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_logits_equal_those_of_transformers(
+    backend: str, decoder: str, make_folder: MakeFolder, make_batch: MakeBatch
+) -> None:
+    folder = make_folder(**DECODERS[decoder])
+    ids = random_ids(61)
+    with torch.no_grad():
+        expected = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(torch.tensor([ids])).logits[0]
+    found = dense_logits(load(backend, folder), make_batch, ids)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, rtol=0, atol=FLOAT32_NOISE)
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_chunks_and_decodes_over_scrambled_blocks_equal_one_dense_step(
+    backend: str, kv_dtype: str, make_folder: MakeFolder, make_batch: MakeBatch
+) -> None:
+    executor = load(backend, make_folder())
+    ids = random_ids(23)
+    blocks = [9, 2, 11, 0, 7, 5]
+    kv = executor.allocate_kv_cache(12, BLOCK_SIZE, kv_dtype)
+    rows, start = [], 0
+    for num_tokens in (5, 3, 7, 1, 1, 4, 1, 1):
+        part = (ids[start : start + num_tokens], start, blocks)
+        rows.append(executor.forward(make_batch([part], BLOCK_SIZE), kv))
+        start += num_tokens
+    assert start == len(ids)
+    expected = dense_logits(executor, make_batch, ids, kv_dtype)
+    # Under int8 a value on a rounding boundary may go either way: one step of absmax / 127 in a few entries.
+    tolerance = FLOAT32_NOISE if kv_dtype == "auto" else 0.02
+    torch.testing.assert_close(torch.cat(rows), expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_mixed_step_equals_each_sequence_alone(backend: str, make_folder: MakeFolder, make_batch: MakeBatch) -> None:
+    executor = load(backend, make_folder())
+    # (length so far, new tokens): decodes of unlike lengths between fresh and continued prefill chunks
+    shapes = [(9, 1), (0, 6), (30, 1), (70, 1), (8, 6), (3, 1), (0, 6), (11, 5)]
+    free = torch.randperm(120, generator=torch.Generator().manual_seed(3)).tolist()
+    kv = executor.allocate_kv_cache(120, BLOCK_SIZE, "auto")
+    parts, expected = [], []
+    for seed, (num_cached, num_new) in enumerate(shapes):
+        ids = random_ids(num_cached + num_new, seed)
+        blocks = [free.pop() for _ in range(-(-len(ids) // BLOCK_SIZE))]
+        if num_cached:
+            executor.forward(make_batch([(ids[:num_cached], 0, blocks)], BLOCK_SIZE), kv)
+        parts.append((ids[num_cached:], num_cached, blocks))
+        expected.append(dense_logits(executor, make_batch, ids)[num_cached:])
+    found = executor.forward(make_batch(parts, BLOCK_SIZE), kv)
+    torch.testing.assert_close(found, torch.cat(expected), rtol=0, atol=FLOAT32_NOISE)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_only_the_wanted_rows_come_back(backend: str, make_folder: MakeFolder, make_batch: MakeBatch) -> None:
+    executor = load(backend, make_folder())
+    ids = random_ids(8)
+    every_row = dense_logits(executor, make_batch, ids)
+    for rows in ([], [7], [0, 3, 4]):
+        kv = executor.allocate_kv_cache(2, BLOCK_SIZE, "auto")
+        found = executor.forward(make_batch([(ids, 0, [1, 0])], BLOCK_SIZE, rows), kv)
+        assert found.shape == (len(rows), 96)
+        torch.testing.assert_close(found, every_row[rows], rtol=0, atol=FLOAT32_NOISE)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_sequence_that_overflowed_leaves_its_neighbours_unharmed(
+    backend: str, make_folder: MakeFolder, make_batch: MakeBatch
+) -> None:
+    nan_token = 95
+    executor = load(backend, make_folder(nan_token=nan_token))
+    healthy, healthy_too = [5, 6, 7, 8, 9], [10, 11]
+    kv = executor.allocate_kv_cache(4, BLOCK_SIZE, "auto")
+    # Block 0, which pads block tables, overflows beside a healthy sequence, then passes to one that half fills it.
+    executor.forward(make_batch([(healthy[:4], 0, [2])], BLOCK_SIZE), kv)
+    both = executor.forward(make_batch([([nan_token], 0, [0, 3]), (healthy[4:], 4, [2, 1])], BLOCK_SIZE), kv)
+    assert both.isfinite().all(-1).tolist() == [False, True]
+    executor.forward(make_batch([(healthy_too[:-1], 0, [0])], BLOCK_SIZE), kv)
+    parts = [(healthy[-1:], 4, [2, 1]), (healthy_too[-1:], 1, [0])]
+    found = executor.forward(make_batch(parts, BLOCK_SIZE), kv)
+    expected = [dense_logits(executor, make_batch, ids)[-1] for ids in (healthy, healthy_too)]
+    torch.testing.assert_close(found, torch.stack(expected), rtol=0, atol=FLOAT32_NOISE)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_int8_keys_and_values_stay_close_to_float_ones(
+    backend: str, make_folder: MakeFolder, make_batch: MakeBatch
+) -> None:
+    executor = load(backend, make_folder())
+    ids = random_ids(40)
+    plain, int8 = (dense_logits(executor, make_batch, ids, kv_dtype) for kv_dtype in KV_DTYPES)
+    # Each stored value is off by at most absmax / 254, 0.4 %: some change, and a small one.
+    relative = (int8 - plain).norm() / plain.norm()
+    assert 1e-5 < relative < 0.02
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_cache_takes_the_bytes_that_are_announced(backend: str, kv_dtype: str, make_folder: MakeFolder) -> None:
+    executor = load(backend, make_folder())
+    kv: KVCache = executor.allocate_kv_cache(7, BLOCK_SIZE, kv_dtype)
+    assert kv.num_bytes == 7 * executor.kv_bytes_per_block(BLOCK_SIZE, kv_dtype)
+    assert (kv.num_blocks, kv.block_size, kv.dtype) == (7, BLOCK_SIZE, kv_dtype)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 5, 16, 40])
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "reference"])
+def test_quantized_logits_equal_the_reference(
+    backend: str, scheme: str, num_tokens: int, make_folder: MakeFolder, make_batch: MakeBatch
+) -> None:
+    folder = make_folder(SCHEMES[scheme])
+    ids = random_ids(num_tokens)
+    expected = dense_logits(load("reference", folder), make_batch, ids)
+    found = dense_logits(load(backend, folder), make_batch, ids)
+    relative = (found - expected).norm() / expected.norm()
+    # w4a16 may round activations to bfloat16 (2^-9 each, 15 roundings in a row here); in w8a8 an activation on a
+    # rounding boundary may go either way, one part in 127 of one entry.
+    assert relative < (0.02 if SCHEMES[scheme].activation_bits is None else 0.005)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_quantized_weights_take_less_room(backend: str, make_folder: MakeFolder) -> None:
+    sizes = {name: load(backend, make_folder(scheme)).weight_bytes for name, scheme in quantizations().items()}
+    plain = sum(weight.nbytes for weight in AutoModelForCausalLM.from_pretrained(make_folder()).parameters())
+    assert sizes["none"] == plain
+    assert sizes["w8a8"] < plain
+    if backend != "reference":
+        assert sizes["w4a16 g64"] < plain
+
+
+def quantizations() -> dict[str, WeightScheme | None]:
+    return {"none": None, **SCHEMES}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_damaged_folder_is_refused(backend: str, tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="no such folder"):
+        load(backend, tmp_path / "absent")
+
+
+def test_table_names_are_the_backends_own() -> None:
+    assert all(factory().name == name for name, factory in BACKENDS.items())
