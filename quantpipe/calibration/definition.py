@@ -183,7 +183,7 @@ def _sources(written: list[Any], problems: list[Problem]) -> Iterable[Source]:
             problems.append(Problem(path, f"found {describe(value)}; allowed: a mapping with a kind"))
         elif "kind" not in value:
             problems.append(Problem(path, f"missing key 'kind' (known: {', '.join(sorted(KINDS))})"))
-        elif value["kind"] not in KINDS:
+        elif not isinstance(value["kind"], str) or value["kind"] not in KINDS:
             text = f"unknown kind {str(value['kind'])!r}{suggest(str(value['kind']), KINDS)}"
             problems.append(Problem((*path, "kind"), text))
         else:

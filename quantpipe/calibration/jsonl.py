@@ -34,7 +34,7 @@ def read_jsonl(source: JsonlSource, folder: Path, problems: RowProblems) -> Iter
 
 def _parse(row: bytes) -> dict[str, Any]:
     try:
-        text = row.decode("utf-8")
+        text = row.rstrip(b"\r\n").decode("utf-8")
     except UnicodeDecodeError as error:
         raise _RowError(f"byte {error.start + 1} of the row is not UTF-8; convert the file to UTF-8") from error
     if not text.strip():

@@ -34,10 +34,16 @@ class Packed:
     num_samples_distinct: int
 
 
+@dataclass(frozen=True)
+class _Used:
+    source: int
+    sample: npt.NDArray[np.int64]
+    num_taken: int
+
+
 @dataclass
 class Selection:
-    """The first samples, by random rank, that fill ``budget_tokens``. Holds no more than these: memory follows the
-    budget, not the set."""
+    """The first samples, by random rank, that fill ``budget_tokens``: memory follows the budget, not the set."""
 
     budget_tokens: int
     num_sources: int
@@ -69,28 +75,28 @@ class Selection:
         """Cut the chosen samples into as many whole blocks as the budget allows and the tokens fill."""
         num_sequences = min(self.budget_tokens, self._num_held_tokens) // sequence_length
         num_left = num_sequences * sequence_length
-        num_samples, num_tokens, num_cut = ([0] * self.num_sources for _ in range(3))
-        used: list[npt.NDArray[np.int64]] = []
+        used: list[_Used] = []
         for _, _, source, token_ids in sorted(self._held, key=lambda held: held[:2], reverse=True):
-            taken = token_ids[:num_left]
-            if len(taken) == 0:
+            if num_left == 0:
                 break
-            used.append(taken)
-            num_left -= len(taken)
-            num_samples[source] += 1
-            num_tokens[source] += len(taken)
-            num_cut[source] += len(taken) < len(token_ids)
-        account = tuple(
-            SourceAccount(
-                name,
-                self.num_samples[i],
-                num_samples[i],
-                self.num_tokens[i],
-                num_tokens[i],
-                num_samples_truncated=num_cut[i],
-            )
-            for i, name in enumerate(names)
+            used.append(_Used(source, token_ids, min(len(token_ids), num_left)))
+            num_left -= used[-1].num_taken
+        row = np.concatenate([np.zeros(0, dtype=np.int64), *(piece.sample[: piece.num_taken] for piece in used)])
+        return Packed(
+            token_ids=row.reshape(num_sequences, sequence_length),
+            account=tuple(
+                self._account(i, name, [piece for piece in used if piece.source == i]) for i, name in enumerate(names)
+            ),
+            num_samples_used=len(used),
+            num_samples_distinct=len({piece.sample.tobytes() for piece in used}),
         )
-        row = np.concatenate(used) if used else np.zeros(0, dtype=np.int64)
-        distinct = {token_ids.tobytes() for token_ids in used}
-        return Packed(row.reshape(num_sequences, sequence_length), account, len(used), len(distinct))
+
+    def _account(self, source: int, name: str, used: Sequence[_Used]) -> SourceAccount:
+        return SourceAccount(
+            name=name,
+            num_samples_available=self.num_samples[source],
+            num_samples_used=len(used),
+            num_tokens_available=self.num_tokens[source],
+            num_tokens_used=sum(piece.num_taken for piece in used),
+            num_samples_truncated=sum(piece.num_taken < len(piece.sample) for piece in used),
+        )

@@ -23,14 +23,14 @@ class Renderer:
 
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-        except (OSError, ValueError, KeyError) as error:
-            reason = str(error).partition("\n")[0]
+        except Exception as error:  # the tokenizers library raises plain Exception for a file it cannot parse
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise DataError(f"{folder}: holds no tokenizer that transformers can open: {reason}") from error
         self._folder = folder
-        self._bos: int | None = self._tokenizer.bos_token_id
-        self._eos: int | None = self._tokenizer.eos_token_id
-        if self._eos is None:
+        if self._tokenizer.eos_token_id is None:
             raise DataError(f"{folder}: the tokenizer names no eos_token, which separates packed samples; add it")
+        self._eos: int = self._tokenizer.eos_token_id
+        self._bos: int | None = self._tokenizer.bos_token_id
         self._adds_bos = self._bos is not None and self._tokenizer("a")["input_ids"][:1] == [self._bos]
         self.num_double_bos = 0
 
@@ -68,6 +68,6 @@ class Renderer:
         if num_bos > 1:
             self.num_double_bos += 1
             token_ids = token_ids[num_bos - 1 :]
-        if num_bos == 0 and self._adds_bos:
-            token_ids = [self._bos, *token_ids]  # type: ignore[list-item]  # _adds_bos implies a BOS
-        return token_ids if token_ids[-1:] == [self._eos] else [*token_ids, self._eos]  # type: ignore[list-item]
+        elif num_bos == 0 and self._bos is not None and self._adds_bos:
+            token_ids = [self._bos, *token_ids]
+        return token_ids if token_ids[-1:] == [self._eos] else [*token_ids, self._eos]

@@ -1,0 +1,91 @@
+"""Samples as token ids: the template's text, one BOS at most, one EOS at the end."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from quantpipe.calibration.rendering import Renderer
+from quantpipe.calibration.samples import RowProblems, Sample
+from quantpipe.errors import DataError
+
+Make = Callable[..., Path]
+BOS, EOS = 256, 257
+NO_BOS = "{% for m in messages %}{{ m['content'] + eos_token + '\n' }}{% endfor %}"
+TWO_BOS = "{{ bos_token + bos_token }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
+REFUSING = (
+    "{% if messages|length > 1 %}{{ raise_exception('roles must alternate') }}{% endif %}{{ messages[0]['content'] }}"
+)
+CONVERSATION = Sample("rows.jsonl:1", ({"role": "user", "content": "ab"},))
+TEXT = Sample("rows.jsonl:1", "ab\n\n")
+
+
+def encode(folder: Path, *samples: Sample) -> list[list[int]]:
+    problems = RowProblems()
+    encoded = Renderer(folder).encode(samples, problems)
+    assert problems.lines == []
+    return encoded
+
+
+def test_template_that_writes_bos_with_tokenizer_that_adds_it_gives_one(make_tokenizer: Make) -> None:
+    [token_ids] = encode(make_tokenizer(adds_bos=True), CONVERSATION)
+    assert token_ids[0] == BOS
+    assert token_ids.count(BOS) == 1
+
+
+@pytest.mark.parametrize("adds_bos", [False, True])
+@pytest.mark.parametrize("template", [NO_BOS, TWO_BOS, None])
+def test_bos_stands_once_in_front_or_nowhere(make_tokenizer: Make, template: str | None, adds_bos: bool) -> None:
+    folder = make_tokenizer(template=template, adds_bos=adds_bos)
+    [token_ids] = encode(folder, TEXT if template is None else CONVERSATION)
+    expects_bos = adds_bos or template == TWO_BOS
+    assert token_ids.count(BOS) == int(expects_bos)
+    assert (token_ids[0] == BOS) == expects_bos
+
+
+def test_template_that_writes_bos_twice_is_counted(make_tokenizer: Make) -> None:
+    renderer = Renderer(make_tokenizer(template=TWO_BOS))
+    renderer.encode([CONVERSATION, CONVERSATION], RowProblems())
+    assert renderer.num_double_bos == 2
+
+
+@pytest.mark.parametrize("sample", [CONVERSATION, TEXT])
+def test_sample_ends_with_one_eos_and_no_white_space_before_it(make_tokenizer: Make, sample: Sample) -> None:
+    [token_ids] = encode(make_tokenizer(), sample)
+    assert token_ids.count(EOS) == 1
+    assert token_ids[-1] == EOS
+    [expected] = encode(make_tokenizer(name="other"), Sample("", "b"))
+    assert token_ids[-2:] == expected  # the last letter stands directly before the EOS
+
+
+def test_text_reads_as_it_was_given(make_tokenizer: Make) -> None:
+    from transformers import AutoTokenizer
+
+    folder = make_tokenizer()
+    [token_ids] = encode(folder, Sample("", "  naïve 中文 🙂"))
+    assert AutoTokenizer.from_pretrained(folder).decode(token_ids[:-1]) == "  naïve 中文 🙂"
+
+
+def test_conversation_that_the_template_refuses_is_one_line(make_tokenizer: Make) -> None:
+    problems = RowProblems()
+    twice = Sample("rows.jsonl:7", ({"role": "user", "content": "a"}, {"role": "user", "content": "b"}))
+    encoded = Renderer(make_tokenizer(template=REFUSING)).encode([twice, CONVERSATION], problems)
+    assert len(encoded) == 1
+    assert problems.lines == ["rows.jsonl:7: the chat template refuses this conversation: roles must alternate"]
+
+
+def test_tokenizer_without_eos_is_refused(make_tokenizer: Make) -> None:
+    with pytest.raises(DataError, match="names no eos_token"):
+        Renderer(make_tokenizer(eos=None))
+
+
+def test_missing_empty_or_broken_tokenizer_folder_is_refused(tmp_path: Path, make_tokenizer: Make) -> None:
+    with pytest.raises(DataError, match="no such folder"):
+        Renderer(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="empty: holds no tokenizer"):
+        Renderer(tmp_path / "empty")
+    folder = make_tokenizer()
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(DataError, match="model: holds no tokenizer"):
+        Renderer(folder)
