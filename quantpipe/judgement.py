@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from quantpipe.bench.latency import run_bench
+from quantpipe.bench.latency import num_text_tokens, run_bench
 from quantpipe.bench.workload import vocabulary_text
 from quantpipe.engine.config import EngineConfig
 from quantpipe.engine.engine import Engine
@@ -131,10 +131,11 @@ def _measure(
         levels = ", ".join(str(c) for c in recipe.bench.concurrency)
         reporter.stage(f"bench at concurrency {levels}, base and candidate in turns")
         text = [token_id for window in questions.windows for token_id in window]
-        if not text:
-            special = {tokenizer.bos_token_id, tokenizer.eos_token_id} - {None}
-            length = 8 * recipe.bench.prompt_tokens
-            text = list(vocabulary_text(tokenizer.vocab_size, {i for i in special if i}, length, recipe.bench.seed))
+        if len(text) < num_text_tokens(recipe.bench):
+            reporter.note("prompts are drawn from the vocabulary: the held-out text is too short to cut them from")
+            special = [i for i in (tokenizer.bos_token_id, tokenizer.eos_token_id) if i is not None]
+            length = 8 * num_text_tokens(recipe.bench)
+            text = list(vocabulary_text(tokenizer.vocab_size, special, length, recipe.bench.seed))
         timed = run_bench({"baseline": baseline, "candidate": candidate}, recipe.bench, text, reporter.progress)
         measurements += timed.measurements
         bench = timed.summary()

@@ -122,6 +122,16 @@ def _summary_row(runs: Sequence[BenchRun]) -> BenchRow:
     )
 
 
+def num_prompts(section: BenchSection) -> int:
+    """How many prompts a bench sends to each engine, the warm-ups included."""
+    return sum(section.concurrency) * (section.repeats + 1)
+
+
+def num_text_tokens(section: BenchSection) -> int:
+    """The shortest ``token_source`` that ``run_bench`` can cut its prompts from."""
+    return section.prompt_tokens + num_prompts(section) - 1
+
+
 def run_bench(
     engines: Mapping[str, BenchedEngine],
     section: BenchSection,
@@ -137,7 +147,7 @@ def run_bench(
     """
     _check_bench(engines, section)
     schedule = [(c, repeat) for c in section.concurrency for repeat in range(-1, section.repeats)]
-    prompts = text_prompts(token_source, sum(c for c, _ in schedule), section.prompt_tokens, section.seed)
+    prompts = text_prompts(token_source, num_prompts(section), section.prompt_tokens, section.seed)
     runs: list[BenchRun] = []
     first = 0
     for concurrency, repeat in progress(schedule, len(schedule), "bench"):

@@ -11,7 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quantpipe.bench.latency import BenchRun, RequestTimes, paired_ratio, percentile, ratios, run_bench, time_burst
+from quantpipe.bench.latency import (
+    BenchRun,
+    RequestTimes,
+    num_text_tokens,
+    paired_ratio,
+    percentile,
+    ratios,
+    run_bench,
+    time_burst,
+)
 from quantpipe.engine.request import FinishReason, RequestOutput, SamplingParams, StepOutput
 from quantpipe.errors import DataError, RecipeError
 from quantpipe.gate import Limit, Measurement, Verdict, is_known_metric, judge, measurement_problem
@@ -183,6 +192,12 @@ def test_a_steady_drift_of_the_machine_cancels_over_an_even_number_of_repeats() 
     assert all(m.value == pytest.approx(1.0) for m in ratios(runs))
 
 
+def test_the_shortest_text_is_long_enough() -> None:
+    engines = a_pair()
+    result = run_bench(engines, section(), TEXT[: num_text_tokens(section())], clock=engines["baseline"].clock)
+    assert len(result.runs) == 2 * 2 * 3
+
+
 def test_one_repeat_has_no_interval_and_the_gate_is_unsure() -> None:
     result = bench(a_pair(step_s=0.5), repeats=1)
     slow = by_name(result.measurements)["tpot_ratio_c1"]
@@ -233,8 +248,11 @@ def test_what_cannot_be_benched_is_refused_before_any_work() -> None:
     engines["candidate"].waiting["other"] = 3
     with pytest.raises(DataError, match="candidate engine is still serving"):
         bench(engines)
+    del engines["candidate"].waiting["other"]
+    shortest = num_text_tokens(section())
+    assert shortest == 8 + (1 + 4) * (1 + 3) - 1
     with pytest.raises(DataError, match="windows of 8 tokens"):
-        run_bench(a_pair(), section(), TEXT[:20])
+        run_bench(engines, section(), TEXT[: shortest - 1], clock=engines["baseline"].clock)
     assert not engines["baseline"].journal
 
 
