@@ -26,6 +26,8 @@ from quantpipe.serve.submission import (
 
 logger = logging.getLogger(__name__)
 
+STEP_LIMIT_S = 30.0  # no step of a healthy engine takes this long
+
 
 class SteppedEngine(Protocol):
     """The part of ``Engine`` that serving uses."""
@@ -101,13 +103,13 @@ class EngineLoop:
             self.end_all(UnavailableError("the server is shutting down", "shutting_down"))
 
     async def stop(self) -> None:
-        """End what is still open, then the engine's thread; returns when its current step is done."""
+        """End what is still open, then the engine's thread, which first completes its step; a stuck one is left."""
         self.is_closed = True
         self.end_all(UnavailableError("the server is shutting down", "shutting_down"))
         with self._wakeup:
             self._is_stopping = True
             self._wakeup.notify()
-        await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._thread.join, STEP_LIMIT_S)
 
     def end_all(self, reason: QuantpipeError) -> None:
         """End every open submission with ``reason``."""

@@ -37,8 +37,8 @@ def num_in_engine(server: Server) -> int:
 
 
 def wait_for_num_in_engine(server: Server, number: int) -> None:
-    """The limit of one second is what a disconnect may take."""
-    deadline = time.monotonic() + 1.0
+    """Waits a while: the machine may be busy. Requests that are to be dropped must need longer than this."""
+    deadline = time.monotonic() + 4.0
     while num_in_engine(server) != number:
         assert time.monotonic() < deadline, f"{num_in_engine(server)} in the engine"
         time.sleep(0.01)
@@ -246,9 +246,9 @@ def test_openapi_description_names_errors_and_streams(server: Server) -> None:
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 @pytest.mark.parametrize("stream", [True, False])
-def test_disconnect_frees_the_request_within_a_second(server: Server, path: str, stream: bool) -> None:
+def test_disconnect_frees_the_request_long_before_it_would_end(server: Server, path: str, stream: bool) -> None:
     prompt: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}]} if path == CHAT else {"prompt": "x"}
-    # The engine needs several seconds for this.
+    # The engine needs nine seconds for this.
     body = dict(model="echo", max_tokens=450, ignore_eos=True, stream=stream, **prompt)
     server.engine.step_s = 0.02
     try:

@@ -147,7 +147,7 @@ def test_drain_lets_short_requests_finish_and_ends_long_ones(make_engine: MakeEn
     async def use(engine_loop: EngineLoop) -> None:
         short = asyncio.create_task(token_ids(await engine_loop.submit([((1, 2, 3), SamplingParams())])))
         long = asyncio.create_task(token_ids(await engine_loop.submit([((1,), ENDLESS)])))
-        await engine_loop.drain(0.2)
+        await engine_loop.drain(0.5)
         assert await short == {0: [1, 2, 3]}
         with pytest.raises(UnavailableError, match="shutting down"):
             await long
