@@ -83,19 +83,24 @@ class CpuExecutor:
         """Write this step's keys and values, and return float32 logits [R, V]."""
         if not isinstance(kv_cache, CpuKVCache):
             raise TypeError(f"the cpu backend was given a {type(kv_cache).__name__}")
+        x_TH = self._run_layers(batch, kv_cache)
+        kv_cache.has_nonfinite = kv_cache.has_nonfinite or not bool(x_TH.isfinite().all())
+        if batch.logit_rows_R.numel() == 0:
+            return torch.empty(0, self.description.vocab_size)
+        return self.lm_head(self.final_norm(x_TH.index_select(0, batch.logit_rows_R)))
+
+    @torch.inference_mode()  # cheaper per call than no_grad; logits are made outside, so that callers may change them
+    def _run_layers(self, batch: BatchInput, kv_cache: CpuKVCache) -> Tensor:
         groups = plan_groups(batch, kv_cache)
         rotation = Rotation.of(self.description.rope, batch.positions_T)
         x_TH = self.embedding_VH.index_select(0, batch.token_ids_T).float()
         for index, layer in enumerate(self.layers):
             query_THD = self._project(index, layer, x_TH, rotation, batch.slot_mapping_T, kv_cache)
             attended_TK = attend(self.description.layers[index].attention, groups, index, query_THD, kv_cache)
-            x_TH = x_TH.add_(layer.output(attended_TK))
+            x_TH.add_(layer.output(attended_TK))
             gate_TI, up_TI = layer.gate_up(layer.mlp_norm(x_TH)).chunk(2, dim=-1)
-            x_TH = x_TH.add_(layer.down(torch.nn.functional.silu(gate_TI).mul_(up_TI)))
-        kv_cache.has_nonfinite = kv_cache.has_nonfinite or not bool(x_TH.isfinite().all())
-        if batch.logit_rows_R.numel() == 0:
-            return torch.empty(0, self.description.vocab_size)
-        return self.lm_head(self.final_norm(x_TH.index_select(0, batch.logit_rows_R)))
+            x_TH.add_(layer.down(torch.nn.functional.silu(gate_TI).mul_(up_TI)))
+        return x_TH
 
     def _project(
         self, index: int, layer: CpuLayer, x_TH: Tensor, rotation: Rotation, slots_T: Tensor, kv: CpuKVCache

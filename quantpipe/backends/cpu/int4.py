@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from quantpipe.backends.cpu.kernel_check import CpuLinear, KernelCase, find_fault
+from quantpipe.backends.cpu.matmul import matmul
 from quantpipe.backends.cpu.scratch import Scratch
 from quantpipe.formats.layout import decode
 from quantpipe.formats.scheme import GROUP_SIZES, w4a16
@@ -70,8 +71,8 @@ class Int4ExpandedLinear:
         if self._compute_dtype is torch.bfloat16:
             return torch.nn.functional.linear(x_TK.to(torch.bfloat16), self._expanded().to(torch.bfloat16)).float()
         if not self._rounds:
-            return torch.nn.functional.linear(x_TK, self._expanded())
-        y_TN = torch.nn.functional.linear(x_TK.to(torch.bfloat16).float(), self._expanded())
+            return matmul(x_TK, self._expanded())
+        y_TN = matmul(x_TK.to(torch.bfloat16).float(), self._expanded())
         return y_TN.to(torch.bfloat16).float()
 
     def _expanded(self) -> Tensor:

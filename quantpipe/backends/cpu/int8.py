@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from quantpipe.backends.cpu.kernel_check import CpuLinear, KernelCase, find_fault
+from quantpipe.backends.cpu.matmul import matmul
 from quantpipe.backends.cpu.scratch import Scratch
 from quantpipe.formats.layout import quantize_activations
 from quantpipe.formats.scheme import w8a8
@@ -74,9 +75,9 @@ class ExactInt8Linear:
         xq_TK, scale_T1 = quantize_activations(x_TK, self._divisor)
         weight_NK = self._scratch.matrix(*self._q_NK.shape).copy_(self._q_NK)
         x_parts, weight_parts = (m.tensor_split(self._num_parts, dim=1) for m in (xq_TK.float(), weight_NK))
-        y_TN = torch.nn.functional.linear(x_parts[0], weight_parts[0])
+        y_TN = matmul(x_parts[0], weight_parts[0])
         for x_part, weight_part in zip(x_parts[1:], weight_parts[1:], strict=True):
-            y_TN += torch.nn.functional.linear(x_part, weight_part)
+            y_TN += matmul(x_part, weight_part)
         return y_TN.mul_(self._scale_N).mul_(scale_T1)
 
 

@@ -11,11 +11,9 @@ from torch import Tensor
 from quantpipe.backends.cpu.int4 import make_int4_linear
 from quantpipe.backends.cpu.int8 import make_int8_linear
 from quantpipe.backends.cpu.kernel_check import CpuLinear
+from quantpipe.backends.cpu.matmul import matmul
 from quantpipe.backends.cpu.scratch import Scratch
 from quantpipe.models.weights import LinearWeights, num_bytes
-
-# From this many outputs on, weight @ x.T is faster than x @ weight.T for a few rows.
-MIN_OUTPUTS_TO_TRANSPOSE = 16384
 
 
 class DenseLinear:
@@ -26,9 +24,7 @@ class DenseLinear:
         self.weight_bytes = num_bytes([weight_NK])
 
     def __call__(self, x_TK: Tensor) -> Tensor:
-        if x_TK.shape[0] > 1 and self._weight_NK.shape[0] >= MIN_OUTPUTS_TO_TRANSPOSE:
-            return torch.mm(self._weight_NK, x_TK.T).T.contiguous()
-        return torch.nn.functional.linear(x_TK, self._weight_NK)
+        return matmul(x_TK, self._weight_NK)
 
 
 class BiasedLinear:

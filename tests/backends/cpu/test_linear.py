@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from quantpipe.backends.cpu.linear import MIN_OUTPUTS_TO_TRANSPOSE, DenseLinear, LinearBuilder
+from quantpipe.backends.cpu.linear import LinearBuilder
 from quantpipe.formats.layout import absmax_scale, encode
 from quantpipe.formats.scheme import WeightScheme, w4a16, w8a8
 from quantpipe.models.weights import LinearWeights
@@ -41,11 +41,3 @@ def test_notes_are_one_line_per_choice() -> None:
         builder.build([random_part(32, w8a8(), False, seed)])
         builder.build([random_part(32, None, False, seed)])
     assert [note.split(":")[0] for note in builder.notes] == ["w4a16", "w8a8"]
-
-
-def test_many_outputs_take_another_order_of_the_same_product() -> None:
-    weight_NK = torch.randn(MIN_OUTPUTS_TO_TRANSPOSE, 8, generator=torch.Generator().manual_seed(0))
-    x_TK = torch.randn(3, 8, generator=torch.Generator().manual_seed(1))
-    y_TN = DenseLinear(weight_NK)(x_TK)
-    assert y_TN.is_contiguous()
-    torch.testing.assert_close(y_TN, x_TK @ weight_NK.T)
