@@ -51,15 +51,17 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         return prefix
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """Token ids of the text as it stands; special tokens are never added."""
-        return self._tokenizer.encode(string)
+        """Token ids of a text, begun as the model wants texts begun, unless told otherwise; never with two BOS."""
+        ids = self._tokenizer.encode(string, add_special_tokens=add_special_tokens is not False)
+        bos = self._tokenizer.bos_token_id
+        return ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids
 
     def encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         """Token ids of a context and of what is scored after it, exactly as ``loglikelihood`` uses them."""
         if context:
             context_ids, continuation_ids = self._encode_pair(context, continuation)
             return context_ids, continuation_ids
-        ids = self.tok_encode(continuation)
+        ids = self.tok_encode(continuation, add_special_tokens=False)
         return ([self.prefix_token_id], ids) if ids[:1] != [self.prefix_token_id] else (ids[:1], ids[1:])
 
     def loglikelihood(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[ScoredPair]:
@@ -83,7 +85,7 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
 
     def _rolling_pieces(self, text: str) -> list[tuple[list[int], list[int]]]:
         windows = get_rolling_token_windows(
-            token_list=self.tok_encode(text),
+            token_list=self.tok_encode(text, add_special_tokens=False),  # the prefix token takes the place of BOS
             prefix_token=self.prefix_token_id,
             max_seq_len=self._engine.max_model_len - 1,  # the engine reads the last token too
             context_len=1,
@@ -146,9 +148,7 @@ def _score_tail(output: RequestOutput, num_tokens: int) -> ScoredPair:
         )
     loglikelihood = math.fsum(token.logprob for token in tail)
     if not math.isfinite(loglikelihood):
-        raise DataError(
-            f"evaluate: log-likelihood {loglikelihood} for {len(tail)} tokens; the model's logits are broken"
-        )
+        raise DataError(f"evaluate: log-likelihood {loglikelihood} of {len(tail)} tokens; the logits are broken")
     return loglikelihood, all(token.is_greedy for token in tail)
 
 

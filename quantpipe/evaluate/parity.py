@@ -52,8 +52,10 @@ def check_parity(
     token_ids_ST = np.array([token_ids], dtype=np.int64)
     served_TV = fake_logits(token_ids_ST, SERVED_DIVISOR)[0]
     reloaded_TV = fake_logits(token_ids_ST, TRANSFORMERS_DIVISOR)[0]
-    whole = replace(config, kv_dtype="auto", max_num_batched_tokens=len(token_ids), max_model_len=len(token_ids) + 1)
-    one_by_one = replace(whole, max_num_batched_tokens=1)
+    num_tokens = len(token_ids)
+    alone = replace(config, kv_dtype="auto", max_num_seqs=1, max_model_len=num_tokens + 1)
+    whole = replace(alone, max_num_batched_tokens=num_tokens)
+    one_by_one = replace(alone, max_num_batched_tokens=1)
     return [
         ParityRow(
             "fake-quantized vs. reloaded by transformers, mean KL",

@@ -21,7 +21,7 @@ class ServedModel(Protocol):
 
 
 class TextCodec(Protocol):
-    """Text to token ids and back; ``encode`` adds no special tokens."""
+    """Text to token ids and back; ``add_special_tokens`` adds what the model wants around plain text, mostly a BOS."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -32,6 +32,6 @@ class TextCodec(Protocol):
     @property
     def eos_token_id(self) -> int | None: ...
 
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]: ...
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...

@@ -1,11 +1,10 @@
 """Suites of tasks: read from a folder, run on an engine, and compared item by item.
 
-A suite is a folder: ``suite.yaml`` names the tasks, each task is an lm-eval YAML beside it, and its items are JSON Lines.
+A suite is a folder: ``suite.yaml`` names the tasks; each task is an lm-eval YAML file beside it with JSON Lines items.
 """
 
 import hashlib
 import json
-import logging
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,11 +18,18 @@ import yaml
 from lm_eval.evaluator import evaluate
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from quantpipe.errors import DataError
+from quantpipe.errors import DataError, suggest
 from quantpipe.evaluate.lm import EngineLM
 from quantpipe.evaluate.paired import paired_accuracy
 from quantpipe.evaluate.served import ServedModel, TextCodec
-from quantpipe.evaluate.tasks import ITEM_METRICS, EvalTask, lm_eval_task, read_task, read_task_configs
+from quantpipe.evaluate.tasks import (
+    EvalTask,
+    ItemMetric,
+    lm_eval_task,
+    lm_eval_warnings_off,
+    read_task,
+    read_task_configs,
+)
 from quantpipe.gate import Measurement
 from quantpipe.report import Item, Progress, no_progress
 
@@ -36,7 +42,7 @@ class TaskEntry(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     task: str
-    metric: Literal[ITEM_METRICS]
+    metric: ItemMetric
     num_items: int = Field(ge=1)
 
 
@@ -119,9 +125,7 @@ def run_suite(engine: ServedModel, tokenizer: TextCodec, suite: Suite, progress:
         samples_of = evaluate(lm, loaded, bootstrap_iters=0, log_samples=True)["samples"]
     items = tuple(_item(task, sample, lm) for task in suite.tasks for sample in samples_of[task.name])
     if [(i.task, i.doc_id) for i in items] != [(t.name, d["id"]) for t in suite.tasks for d in t.docs]:
-        raise DataError(
-            f"{suite.folder}: lm-eval returned {len(items)} results for {suite.num_items} items, or reordered"
-        )
+        raise DataError(f"{suite.folder}: {len(items)} results for {suite.num_items} items, or in another order")
     return SuiteResult(suite.name, suite.digest, items)
 
 
@@ -152,6 +156,9 @@ def _read_suite_file(file: Path) -> SuiteFile:
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"]) or "(the file)"
+        if first["type"] == "extra_forbidden":
+            known = SuiteFile.model_fields if len(first["loc"]) == 1 else TaskEntry.model_fields
+            raise DataError(f"{file}: {key}: unknown key{suggest(str(first['loc'][-1]), known)}") from error
         raise DataError(f"{file}: {key}: {first['msg']}; found {first['input']!r}") from error
 
 
@@ -197,16 +204,11 @@ def _shares(outcomes: Iterable[tuple[str, bool]]) -> dict[str, float]:
 @contextmanager
 def _lm_eval_silenced(progress: Progress) -> Iterator[Progress]:
     """Keep lm-eval's log lines and bars off the terminal; the progress handed out still reaches standard error."""
-    stderr, logger = sys.stderr, logging.getLogger("lm_eval")
+    stderr = sys.stderr
 
     def heard(items: Iterable[Item], total: int, label: str) -> Iterator[Item]:
         with redirect_stderr(stderr):
             yield from progress(items, total, label)
 
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with redirect_stderr(StringIO()):
-            yield heard
-    finally:
-        logger.setLevel(level)
+    with lm_eval_warnings_off(), redirect_stderr(StringIO()):
+        yield heard

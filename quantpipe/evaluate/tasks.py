@@ -1,10 +1,12 @@
-"""lm-eval tasks with local data: YAML and JSON Lines in, checked items out. Runs no code of the folder, fetches nothing."""
+"""lm-eval tasks with local data: YAML and JSON Lines in, checked items out. Runs no code from there."""
 
 import json
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from datasets import Dataset, DatasetDict
@@ -15,12 +17,12 @@ from lm_eval.tasks import TaskManager
 from quantpipe.errors import DataError, suggest
 
 ITEM_FIELDS = ("id", "domain", "cluster")
-ITEM_METRICS = ("acc", "acc_norm", "acc_bytes", "exact_match")  # those of lm-eval that are 0 or 1 for each item
+ItemMetric = Literal["acc", "acc_norm", "acc_bytes", "exact_match"]  # those of lm-eval that are 0 or 1 for each item
 
 
 @dataclass(frozen=True)
 class EvalTask:
-    """One task, read and checked: its lm-eval configuration, the metric that says whether an item is right, its items."""
+    """One task, read and checked. ``metric`` says whether an item is right; ``config`` is what lm-eval takes."""
 
     name: str
     metric: str
@@ -68,7 +70,20 @@ def lm_eval_task(task: EvalTask) -> Task:
         return DatasetDict({split: Dataset.from_list([dict(doc) for doc in task.docs])})
 
     manager = TaskManager(include_path=str(task.folder), include_defaults=False)
-    return manager.load([{**task.config, "custom_dataset": items_in_memory}])["tasks"][task.name]
+    with lm_eval_warnings_off():
+        return manager.load([{**task.config, "custom_dataset": items_in_memory}])["tasks"][task.name]
+
+
+@contextmanager
+def lm_eval_warnings_off() -> Iterator[None]:
+    """Keep lm-eval's log lines to errors: it warns of choices that are made on purpose here."""
+    logger = logging.getLogger("lm_eval")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _data_file(folder: Path, where: str, config: Mapping[str, Any]) -> Path:
