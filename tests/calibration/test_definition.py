@@ -1,5 +1,7 @@
 """set.yaml: what is legal, and that every problem is named with its place."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -98,3 +100,16 @@ def test_no_sources_are_refused(tmp_path: Path) -> None:
 def test_folder_without_a_definition_is_a_data_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"holds no set.yaml; a calibration set is a folder with a set.yaml"):
         load_set(tmp_path)
+
+
+def test_example_in_the_docs_is_legal(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "calibration.md").read_text(encoding="utf-8")
+    [example] = [block for block in page.split("```yaml\n")[1:] if block.startswith("version:")]
+    (tmp_path / "set.yaml").write_text(example.partition("```")[0], encoding="utf-8")
+    assert [source.label for source in load_set(tmp_path).sources] == ["tickets.jsonl"]
+
+
+def test_checking_a_set_loads_neither_torch_nor_transformers() -> None:
+    code = "import sys, quantpipe.calibration; print({'torch', 'transformers'} & set(sys.modules))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "set()\n"
