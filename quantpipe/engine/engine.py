@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from quantpipe.backends import BACKENDS
 from quantpipe.backends.protocol import Executor
 from quantpipe.engine.block_pool import BlockPool
 from quantpipe.engine.config import EngineConfig
@@ -34,6 +35,7 @@ from quantpipe.engine.request import (
 from quantpipe.engine.runner import Advanced, ModelRunner
 from quantpipe.engine.scheduler import Advance, Scheduler
 from quantpipe.errors import QuantpipeError, RecipeError, RequestError, suggest
+from quantpipe.formats.artifact import Artifact
 
 # Scoring keeps float32 logits of many positions at once: a step takes only as many as fit in this.
 MAX_SCORED_BYTES = 200_000_000
@@ -86,9 +88,6 @@ class Engine:
     @classmethod
     def open(cls, folder: Path, config: EngineConfig | None = None) -> "Engine":
         """Load a model folder, quantized or ordinary. ArtifactError where damaged, RecipeError where misconfigured."""
-        from quantpipe.backends import BACKENDS
-        from quantpipe.formats.artifact import Artifact
-
         config = config or EngineConfig()
         if config.backend not in BACKENDS:
             raise RecipeError(f"engine.backend: unknown '{config.backend}'{suggest(config.backend, BACKENDS)}")

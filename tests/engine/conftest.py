@@ -3,7 +3,7 @@
 A wrong slot, position, block table or context length changes the history it sees, and with it the tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 
 import numpy as np
@@ -25,7 +25,7 @@ TOKENS = (np.arange(VOCAB) + 1) * 40503
 def logits_after(history: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
     """Logits [VOCAB] after reading ``history``, whose entries are token_id * MAX_POSITIONS + position."""
     mixed = int(history @ FACTORS[: len(history)]) % 1_000_003
-    return (TOKENS * (mixed * 2 + 1) % 65537).astype(np.float32) / 9000
+    return (TOKENS * (mixed * 2 + 1) % 65537 / 9000).astype(np.float32)
 
 
 class FakeExecutor:
@@ -91,3 +91,12 @@ def fake_model() -> SimpleNamespace:
     return SimpleNamespace(
         executor=FakeExecutor, dense_greedy=dense_greedy, dense_logits=dense_logits, vocab_size=VOCAB
     )
+
+
+@pytest.fixture(autouse=True, scope="package")
+def single_thread() -> Iterator[None]:
+    """Matrices are tiny here: more threads only wait for each other."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)

@@ -84,8 +84,8 @@ def test_tokens_equal_those_of_a_dense_loop(
             if plan.abort_after is not None and is_running:
                 engine.abort(str(i))
                 aborted.add(i)
-        for output in engine.step():
-            streamed[output.request_id] += output.token_ids
+        for step_output in engine.step():
+            streamed[step_output.request_id] += step_output.token_ids
         stats = engine.stats()
         assert stats.used_blocks + stats.free_blocks == stats.total_blocks
         time += 1

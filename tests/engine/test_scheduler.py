@@ -46,7 +46,10 @@ def test_every_sequence_ends_within_budget_and_blocks(
 ) -> None:
     budget = max_num_seqs + spare
     scheduler = make_scheduler(num_blocks, 4, max_num_seqs, budget, max_scored_rows)
-    arriving = [(arrival, make_seq(*size)) for arrival, *size in sorted(sizes)]
+    arriving = [
+        (arrival, make_seq(num_prompt, max_tokens, is_scored))
+        for arrival, num_prompt, max_tokens, is_scored in sorted(sizes)
+    ]
     everyone = [seq for _, seq in arriving]
     for time in range(2000):
         while arriving and arriving[0][0] <= time:
