@@ -66,9 +66,10 @@ def quantize_activations(x_TK: Tensor, divisor: float = 127.0) -> tuple[Tensor, 
     """Per-token symmetric int8: q [T, K] (int8) and scales [T, 1] (float32).
 
     ``divisor`` 127 is the rule served (vLLM's); 127.5 is what compressed-tensors simulates in transformers.
-    A row of zeros gets scale 1 / divisor, so nothing divides by zero.
+    A row of zeros gets scale 1 / divisor, so nothing divides by zero; a row with NaN or infinity gets such a scale,
+    so that an overflow stays visible in everything computed from it.
     """
     x_TK = x_TK.float()
     absmax_T1 = x_TK.abs().amax(-1, keepdim=True)
-    scale_T1 = torch.where(absmax_T1 > 0, absmax_T1, torch.ones_like(absmax_T1)) / divisor
+    scale_T1 = torch.where(absmax_T1 == 0, torch.ones_like(absmax_T1), absmax_T1) / divisor
     return (x_TK / scale_T1).round_().clamp_(-128, 127).to(torch.int8), scale_T1

@@ -1,3 +1,6 @@
+import math
+
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -68,6 +71,14 @@ def test_activation_rows_use_their_own_scale_and_zero_rows_stay_zero() -> None:
     q_TK, scale_T1 = quantize_activations(torch.tensor([[1.0, -2.0], [0.0, 0.0], [100.0, 50.0]]))
     assert q_TK.tolist() == [[64, -127], [0, 0], [127, 64]]
     assert torch.allclose(scale_T1.flatten(), torch.tensor([2 / 127, 1 / 127, 100 / 127]))
+
+
+@pytest.mark.parametrize("overflow", [math.nan, math.inf])
+def test_overflow_is_not_hidden_by_quantizing_it(overflow: float) -> None:
+    q_TK, scale_T1 = quantize_activations(torch.tensor([[1.0, overflow, 2.0], [1.0, 0.5, 2.0]]))
+    is_finite = (q_TK.float() * scale_T1).isfinite()
+    assert not is_finite[0].any()
+    assert is_finite[1].all()
 
 
 def test_transformers_rule_spreads_the_range_over_255_steps() -> None:
