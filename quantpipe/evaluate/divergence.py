@@ -98,8 +98,9 @@ def _compare_window(base: ServedModel, cand: ServedModel, window: Sequence[int],
     base_TV = _read_logits(base, token_ids, f"{where}: baseline")
     num_positions = len(base_TV)
     next_ids_T = torch.tensor(token_ids[1:])
-    unset_T = np.full(num_positions, np.nan)
-    result = _Positions(unset_T, unset_T.copy(), unset_T.copy(), np.zeros(num_positions, dtype=np.bool_))
+    num_rows_T = np.zeros(num_positions, dtype=np.int64)
+    n = num_positions
+    result = _Positions(np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n, dtype=np.bool_))
 
     def compare(first: int, cand_RV: LogitsArray) -> None:
         if cand_RV.shape[1] != base_TV.shape[1]:
@@ -109,8 +110,10 @@ def _compare_window(base: ServedModel, cand: ServedModel, window: Sequence[int],
         for start in range(first, min(first + len(cand_RV), num_positions), ROWS_AT_ONCE):
             stop = min(start + ROWS_AT_ONCE, first + len(cand_RV), num_positions)
             _compare_rows(base_TV, cand_RV[start - first : stop - first], next_ids_T, slice(start, stop), result)
+            num_rows_T[start:stop] += 1
 
     _run(cand, token_ids, compare)
+    _require_one_row_each(num_rows_T, f"{where}: candidate")
     for model, nll_T in (("baseline", result.base_nll_T), ("candidate", result.cand_nll_T)):
         _require_finite(nll_T, f"{where}: {model}")
     _require_finite(result.kl_T, f"{where}: KL")
@@ -131,10 +134,17 @@ def _read_logits(model: ServedModel, token_ids: tuple[int, ...], where: str) -> 
         num_rows_T[first : first + len(wanted_RV)] += 1
 
     _run(model, token_ids, keep)
-    if not (num_rows_T == 1).all():
-        wrong = int(np.flatnonzero(num_rows_T != 1)[0])
-        raise DataError(f"{where} returned {num_rows_T[wrong]} rows of logits for position {wrong}; 1 is needed")
+    _require_one_row_each(num_rows_T, where)
     return kept[0]
+
+
+def _require_one_row_each(num_rows_T: npt.NDArray[np.int64], where: str) -> None:
+    wrong = np.flatnonzero(num_rows_T != 1)
+    if len(wrong):
+        raise DataError(
+            f"{where}: {len(wrong)} of {len(num_rows_T)} positions did not get one row of logits; the first, position "
+            f"{wrong[0]}, got {num_rows_T[wrong[0]]}"
+        )
 
 
 def _run(model: ServedModel, token_ids: tuple[int, ...], sink: PromptLogitsSink) -> None:
@@ -161,7 +171,7 @@ def _require_finite(values_T: FloatArray, where: str) -> None:
     if len(bad):
         raise DataError(
             f"{where}: {len(bad)} of {len(values_T)} positions have no finite value, the first at position {bad[0]}; "
-            "the model returns NaN or infinite logits, or skips positions"
+            "the model's logits are NaN or infinite"
         )
 
 
@@ -225,7 +235,7 @@ def _mean_kl(rows: Sequence[WindowRow], confidence: float) -> Measurement:
 def _top1_agreement(agrees_WT: Sequence[npt.NDArray[np.bool_]], confidence: float) -> Measurement:
     hits_N = np.concatenate(agrees_WT).astype(np.float64)
     window_of_N = np.repeat(np.arange(len(agrees_WT)), [len(agrees_T) for agrees_T in agrees_WT])
-    effect = design_effect(hits_N, window_of_N)
+    effect = design_effect(hits_N, window_of_N, pull=0.0)  # positions of a window depend on each other little
     low, high = wilson_interval(hits_N.sum() / effect, len(hits_N) / effect, t_quantile(confidence, len(agrees_WT)))
     return Measurement(
         name="top1_agreement",

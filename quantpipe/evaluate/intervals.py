@@ -31,19 +31,21 @@ def t_interval(values: Sequence[float] | FloatArray, confidence: float = DEFAULT
     return mean - half, mean + half
 
 
-def design_effect(values_N: FloatArray, cluster_of_N: npt.NDArray[np.intp]) -> float:
+def design_effect(values_N: FloatArray, cluster_of_N: npt.NDArray[np.intp], pull: float) -> float:
     """How many times larger the variance of the mean is than if the items were independent; at least 1.
 
     The ratio of the cluster-robust variance to the independent one (Kish, Survey Sampling, 1965), pulled towards full
-    dependence within clusters by the weight of one item. So, where nothing varies and the data cannot say, clusters
-    count as one unit each instead of being taken for independent.
+    dependence within clusters by the weight of ``pull`` varying items: where nothing varies and the data cannot say,
+    a ``pull`` of 1 counts each cluster as one unit, and a ``pull`` of 0 takes the items for independent.
     """
     sizes_K = np.bincount(cluster_of_N)
     full_dependence = float((sizes_K**2).sum() / sizes_K.sum())
     centred_N = values_N - values_N.mean()
     sums_K = np.bincount(cluster_of_N, weights=centred_N)
-    effect = (float((sums_K**2).sum()) + full_dependence) / (float((centred_N**2).sum()) + 1.0)
-    return max(1.0, effect)
+    varying, varying_by_cluster = float((centred_N**2).sum()), float((sums_K**2).sum())
+    if varying + pull == 0:
+        return 1.0
+    return max(1.0, (varying_by_cluster + pull * full_dependence) / (varying + pull))
 
 
 def tango_interval(num_lost: float, num_gained: float, num_items: float, critical: float) -> Interval:
@@ -75,8 +77,9 @@ def _crossing(decreasing: Callable[[float], float], end: float) -> float:
 
 def wilson_interval(num_hits: float, num_items: float, critical: float) -> Interval:
     """Score interval for a proportion (Wilson, 1927); not zero-width at 0 or 1. Counts may be fractional."""
-    z2 = critical**2
+    num_hits, num_items, z2 = float(num_hits), float(num_items), critical**2
     centre = (num_hits + z2 / 2) / (num_items + z2)
     spread = num_hits * (num_items - num_hits) / num_items + z2 / 4
     half = critical / (num_items + z2) * math.sqrt(max(spread, 0.0))
-    return max(0.0, centre - half), min(1.0, centre + half)
+    low, high = max(0.0, centre - half), min(1.0, centre + half)
+    return (0.0 if num_hits == 0 else low), (1.0 if num_hits == num_items else high)  # exact where rounding is not

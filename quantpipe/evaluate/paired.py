@@ -34,7 +34,7 @@ def paired_accuracy(
     base_N, cand_N = np.asarray(base_correct, dtype=bool), np.asarray(cand_correct, dtype=bool)
     loss_N = base_N.astype(np.float64) - cand_N.astype(np.float64)
     num_lost, num_gained = int((loss_N > 0).sum()), int((loss_N < 0).sum())
-    effect = design_effect(loss_N, cluster_of_N)
+    effect = design_effect(loss_N, cluster_of_N, pull=1.0)
     low, high = tango_interval(
         num_lost / effect, num_gained / effect, num_items / effect, t_quantile(confidence, len(names))
     )

@@ -4,8 +4,9 @@ import math
 
 import numpy as np
 import pytest
-from quantpipe.evaluate.intervals import design_effect, t_interval, t_quantile, tango_interval, wilson_interval
 from scipy import optimize, special, stats
+
+from quantpipe.evaluate.intervals import design_effect, t_interval, t_quantile, tango_interval, wilson_interval
 
 Z = float(stats.norm.ppf(0.95))
 NUM_ITEMS = 180
@@ -94,7 +95,7 @@ def test_tango_covers_the_true_loss_at_small_flip_rates(
 
 
 def test_wald_would_pass_what_tango_does_not() -> None:
-    """The reason for a score interval: at 1 % lost items Wald's upper end is too low three times as often as allowed."""
+    """Why not Wald: at 1 % lost items its upper end is too low three times as often as allowed."""
     chance = outcome_probabilities(0.01, 0.0)
     upper = np.array([[wald_interval(b, c, NUM_ITEMS)[1] for c in range(MAX_FLIPS)] for b in range(MAX_FLIPS)])
     assert float(chance[upper < 0.01].sum()) > 0.15
@@ -102,21 +103,23 @@ def test_wald_would_pass_what_tango_does_not() -> None:
 
 def test_singletons_have_no_design_effect() -> None:
     values = np.array([0.0, 1.0, 0.0, -1.0, 0.0, 1.0])
-    assert design_effect(values, np.arange(6)) == pytest.approx(1.0)
+    assert design_effect(values, np.arange(6), pull=1.0) == pytest.approx(1.0)
 
 
 def test_identical_items_of_a_cluster_count_as_one() -> None:
     values = np.repeat([1.0, 0.0, 0.0, -1.0] * 10, 3)
-    assert design_effect(values, np.repeat(np.arange(40), 3)) == pytest.approx(3.0, rel=1e-6)
+    assert design_effect(values, np.repeat(np.arange(40), 3), pull=1.0) == pytest.approx(3.0, rel=1e-6)
 
 
-def test_without_variation_clusters_are_taken_for_one_unit_each() -> None:
-    assert design_effect(np.zeros(40), np.repeat(np.arange(10), 4)) == pytest.approx(4.0)
+def test_without_variation_the_pull_decides() -> None:
+    clusters = np.repeat(np.arange(10), 4)
+    assert design_effect(np.zeros(40), clusters, pull=1.0) == pytest.approx(4.0)
+    assert design_effect(np.zeros(40), clusters, pull=0.0) == 1.0
 
 
 def test_many_independent_items_in_clusters_have_almost_no_design_effect() -> None:
     values = np.random.default_rng(5).choice([0.0, 1.0], size=4000)
-    assert design_effect(values, np.repeat(np.arange(1000), 4)) < 1.1
+    assert design_effect(values, np.repeat(np.arange(1000), 4), pull=1.0) < 1.1
 
 
 def test_t_interval_is_scipys() -> None:

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from quantpipe.errors import DataError
 from quantpipe.evaluate.paired import paired_accuracy
 from quantpipe.gate import Limit, Verdict, judge
@@ -47,7 +48,7 @@ def test_zero_flips_on_few_items_cannot_pass_a_tight_limit() -> None:
 
 
 def test_six_flips_of_one_template_weigh_less_than_six_separate_ones() -> None:
-    """Six lost items that share a template are one observation: the interval must be wider than for six of their own."""
+    """Six lost items that share a template are one observation: the interval is wider than for six of their own."""
     base, cand = outcomes(180, num_lost=6, num_gained=0)
     apart = paired_accuracy(base, cand, singletons(180))
     together = paired_accuracy(base, cand, ["same"] * 6 + singletons(174))
@@ -66,7 +67,7 @@ def test_nearly_all_singletons_agree_with_all_singletons() -> None:
 
 @pytest.mark.parametrize("flip_frac", [0.0, 0.02, 0.06])
 def test_false_passes_stay_rare_where_clusters_flip_together(flip_frac: float) -> None:
-    """60 clusters of 3 items that are lost as one: the upper end lies below the true loss in at most about 5 % of draws."""
+    """60 clusters of 3 items that are lost as one: the upper end misses the true loss in at most about 5 % of draws."""
     rng = np.random.default_rng(3)
     clusters = np.repeat([f"c{i}" for i in range(60)], 3).tolist()
     misses = []
