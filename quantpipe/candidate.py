@@ -7,7 +7,6 @@ blocks, quantization settings or versions makes a new one.
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ from quantpipe.gate_record import library_versions, write_text_atomically
 from quantpipe.gate_report import ParityRow
 from quantpipe.quantize import SOLVERS
 from quantpipe.quantize.discover import DecoderBlocks, Targets, find_blocks, find_targets
-from quantpipe.quantize.fake_quant import fake_quantize, fake_quantized_logits
 from quantpipe.quantize.loading import load_base_model
 from quantpipe.quantize.sequential import QuantizedModel, SolverSettings, quantize_blocks
 from quantpipe.recipe import W4A16, GptqSolver, QuantizeSection, Recipe
@@ -76,7 +74,7 @@ def make_candidate(recipe: Recipe, base: BaseModel, config: EngineConfig, report
     manifest = _manifest(recipe, base, calibration, quantized, fingerprint)
     artifact = write_artifact(folder, base_artifact, quantized.weights, quantization, manifest)
     reporter.stage("parity: simulated, reloaded by transformers, served")
-    parity = _check_parity(model, quantized, artifact, config, recipe, reporter)
+    parity = _check_parity(model, quantized, base, artifact, config, recipe, reporter)
     return Candidate(artifact, parity, was_reused=False)
 
 
@@ -203,19 +201,17 @@ def _calibration_record(calibration: CalibrationSet, recipe: Recipe) -> dict[str
 def _check_parity(
     model: nn.Module,
     quantized: QuantizedModel,
+    base: BaseModel,
     artifact: Artifact,
     config: EngineConfig,
     recipe: Recipe,
     reporter: Reporter,
 ) -> tuple[ParityRow, ...]:
     """Measure parity, record it beside the artifact, and refuse an artifact that lacks it. Uses up ``model``."""
-    fake_quantize(model, quantized.weights)
-    fake_logits: Callable[..., Any] = lambda token_ids, divisor: fake_quantized_logits(  # noqa: E731
-        model, quantized.weights, token_ids, divisor
-    )
-    rows = check_parity(fake_logits, artifact.folder, config, recipe.model.trust_remote_code)
+    trust = recipe.model.trust_remote_code
+    rows = check_parity(model, quantized.weights, base.folder, artifact.folder, config, trust)
     for row in rows:
-        reporter.note(f"{row.comparison}: {row.found:.2g} (tolerance {row.tolerance:g})")
+        reporter.note(f"{row.comparison}: mean KL {row.found:.2g} (tolerance {row.tolerance:.2g})")
     record = {"artifact_digest": artifact.digest, "rows": [asdict(row) for row in rows]}
     write_text_atomically(recipe.output / PARITY_NAME, json.dumps(record, indent=2) + "\n")
     require_parity(rows, artifact.folder)

@@ -184,10 +184,11 @@ def _show_verdict(result: "GateResult", output: Path) -> int:
 
 def main() -> None:
     """Entry point of the ``quantpipe`` script: run the command line and end the process with its exit code."""
-    # Read by torch and tokenizers when they are imported. Spinning threads cost more than they save when a client,
+    # Read by the libraries when they are imported. Spinning threads cost more than they save when a client,
     # or another process, shares the cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TQDM_DISABLE", "1")  # bars of libraries; ours say the same
     sys.exit(run(sys.argv[1:]))
 
 

@@ -22,7 +22,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "recipe_rules",
         "recipe_yaml",
     ),
-    ("models", "sources", "calibration"),
+    ("models", "sources", "gguf_header", "gguf_model", "calibration"),
     ("backends",),
     ("quantize", "engine"),
     ("evaluate", "bench", "serve"),

@@ -3,33 +3,40 @@
 A release whose served numbers differ from the ones that were optimised has gone wrong somewhere between the solver
 and the kernel, whatever its scores say.
 
-Shapes: T positions of the probe, V vocabulary.
+Shapes: S sequences (one here), T positions of the probe, V vocabulary.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from quantpipe.engine.config import EngineConfig
 from quantpipe.engine.engine import Engine
 from quantpipe.engine.request import SamplingParams
 from quantpipe.engine.tokenizer import Tokenizer
 from quantpipe.errors import ArtifactError
+from quantpipe.formats.artifact_writer import QuantWeight
 from quantpipe.gate_report import ParityRow
+from quantpipe.quantize.fake_quant import fake_quantize, fake_quantized_logits
 
 # Int8 activation rules: what vLLM and our runtime run, and what compressed-tensors simulates inside transformers.
 SERVED_DIVISOR, TRANSFORMERS_DIVISOR = 127.0, 127.5
 
-# Mean KL in nats. Reloading repeats the same float32 products, so nothing but the order of sums may differ.
-RELOADED_TOLERANCE = 1e-5
-# Our kernels sum in another order, and a value that then rounds to the next 8-bit step moves everything after it;
-# 4-bit kernels may also read bfloat16 activations. A wrong scale, zero point or position is far above this.
+# Tolerances are mean KL in nats.
+# Nothing but the order of float32 sums may differ.
+EXACT_TOLERANCE = 1e-5
+# 4-bit kernels may read bfloat16 activations.
 SERVED_TOLERANCE = 1e-2
+# Rounding activations to 8 bits is chaotic: a last-bit difference moves some value to the next step, and that moves
+# others. Two right implementations are as far apart as one is from itself after a nudge of its embeddings, so that
+# distance is measured on the model at hand; a wrong scale, position or weight is far above it.
+NUDGE = 1e-6
+NOISE_FACTOR = 3.0
 
 PROBE_TEXT = (
     "Our support team answers within one working day. Please keep the order number at hand, so that we can look up "
@@ -37,41 +44,42 @@ PROBE_TEXT = (
     "crosses the plain and reaches the sea near an old harbour town. 您好,请问有什么可以帮您? 1, 2, 3, 5, 8, 13."
 )
 
-FakeLogits = Callable[[npt.NDArray[np.int64], float], Tensor]
-"""Token ids [1, T] and the activation divisor -> float32 logits [1, T, V] of the fake-quantized model."""
-
 
 def check_parity(
-    fake_logits: FakeLogits, folder: Path, config: EngineConfig, trust_remote_code: bool = False
+    model: nn.Module,
+    weights: Mapping[str, QuantWeight],
+    base_folder: Path,
+    folder: Path,
+    config: EngineConfig,
+    trust_remote_code: bool = False,
 ) -> list[ParityRow]:
-    """Compare the three on a fixed text; the runtime both reading the text at once and token by token.
+    """Compare them on a fixed text: the base model first, then the artifact, which the runtime reads both at once and
+    token by token. Turns ``model``, the base model in transformers, into its float32 fake-quantized form.
 
     The KV cache is in the compute dtype here: transformers has no quantized one to compare with.
     """
     token_ids = Tokenizer.open(folder).encode(PROBE_TEXT)
     token_ids_ST = np.array([token_ids], dtype=np.int64)
-    served_TV = fake_logits(token_ids_ST, SERVED_DIVISOR)[0]
-    reloaded_TV = fake_logits(token_ids_ST, TRANSFORMERS_DIVISOR)[0]
     num_tokens = len(token_ids)
     alone = replace(config, kv_dtype="auto", max_num_seqs=1, max_model_len=num_tokens + 1)
-    whole = replace(alone, max_num_batched_tokens=num_tokens)
-    one_by_one = replace(alone, max_num_batched_tokens=1)
+    at_once, one_by_one = (replace(alone, max_num_batched_tokens=budget) for budget in (num_tokens, 1))
+
+    fake_quantize(model, {})
+    base_TV = fake_quantized_logits(model, {}, token_ids_ST, SERVED_DIVISOR)[0]
+    fake_quantize(model, weights)
+    simulated_TV = fake_quantized_logits(model, weights, token_ids_ST, SERVED_DIVISOR)[0]
+    nudged_TV = fake_quantized_logits(model, weights, token_ids_ST, SERVED_DIVISOR, nudge=NUDGE)[0]
+    as_reloaded_TV = fake_quantized_logits(model, weights, token_ids_ST, TRANSFORMERS_DIVISOR)[0]
+    tolerance = max(SERVED_TOLERANCE, NOISE_FACTOR * mean_kl(simulated_TV, nudged_TV))
+
+    reloaded_TV = _reloaded_logits(folder, token_ids_ST, trust_remote_code)
+    base_served_TV = _served_logits(base_folder, token_ids, at_once)
+    served_TV, decoded_TV = (_served_logits(folder, token_ids, settings) for settings in (at_once, one_by_one))
     return [
-        ParityRow(
-            "fake-quantized vs. reloaded by transformers, mean KL",
-            mean_kl(reloaded_TV, _reloaded_logits(folder, token_ids_ST, trust_remote_code)),
-            RELOADED_TOLERANCE,
-        ),
-        ParityRow(
-            "fake-quantized vs. served, text read at once, mean KL",
-            mean_kl(served_TV, _served_logits(folder, token_ids, whole)),
-            SERVED_TOLERANCE,
-        ),
-        ParityRow(
-            "fake-quantized vs. served, token by token, mean KL",
-            mean_kl(served_TV, _served_logits(folder, token_ids, one_by_one)),
-            SERVED_TOLERANCE,
-        ),
+        ParityRow("base model: transformers, served", mean_kl(base_TV, base_served_TV), EXACT_TOLERANCE),
+        ParityRow("simulated, reloaded by transformers", mean_kl(as_reloaded_TV, reloaded_TV), EXACT_TOLERANCE),
+        ParityRow("simulated, served (text at once)", mean_kl(simulated_TV, served_TV), tolerance),
+        ParityRow("simulated, served (token by token)", mean_kl(simulated_TV, decoded_TV), tolerance),
     ]
 
 
@@ -80,7 +88,7 @@ def require_parity(rows: Sequence[ParityRow], folder: Path) -> None:
     for row in rows:
         if not row.agrees:
             raise ArtifactError(
-                f"{folder}: parity: {row.comparison} is {row.found:.3g}, above the tolerance {row.tolerance:g}; this "
+                f"{folder}: parity: {row.comparison}: mean KL {row.found:.3g} is above {row.tolerance:.3g}; this "
                 "artifact does not compute what was quantized and must not be released"
             )
 

@@ -25,19 +25,31 @@ def fake_quantize(model: nn.Module, weights: Mapping[str, QuantWeight]) -> None:
 
 @torch.no_grad()
 def fake_quantized_logits(
-    model: nn.Module, weights: Mapping[str, QuantWeight], token_ids_SL: npt.NDArray[np.int64], divisor: float
+    model: nn.Module,
+    weights: Mapping[str, QuantWeight],
+    token_ids_SL: npt.NDArray[np.int64],
+    divisor: float,
+    nudge: float = 0.0,
 ) -> Tensor:
     """float32 logits [S, L, V] of a model treated by ``fake_quantize``.
 
     Where a scheme quantizes activations they are rounded per token with ``divisor``: 127 as our runtime serves,
-    127.5 as transformers simulates.
+    127.5 as transformers simulates. ``nudge`` disturbs the embeddings by that relative amount.
     """
     hooks = [
         model.get_submodule(name).register_forward_pre_hook(partial(fake_quantize_input, divisor=divisor))
         for name, weight in weights.items()
         if weight.scheme.activation_bits is not None
     ]
+    if nudge:
+        embedding = model.get_input_embeddings()  # type: ignore[operator]  # every transformers model has it
+        hooks.append(embedding.register_forward_hook(partial(_nudge_output, amount=nudge)))
     logits_SLV: Tensor = model(input_ids=torch.from_numpy(token_ids_SL), use_cache=False).logits
     for hook in hooks:
         hook.remove()
     return logits_SLV.float()
+
+
+def _nudge_output(_module: nn.Module, _args: tuple[Tensor, ...], output: Tensor, amount: float) -> Tensor:
+    noise = torch.randn(output.shape, generator=torch.Generator().manual_seed(0))
+    return output * (1 + amount * noise)
