@@ -99,8 +99,8 @@ def _compare_window(base: ServedModel, cand: ServedModel, window: Sequence[int],
     num_positions = len(base_TV)
     next_ids_T = torch.tensor(token_ids[1:])
     num_rows_T = np.zeros(num_positions, dtype=np.int64)
-    n = num_positions
-    result = _Positions(np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n, dtype=np.bool_))
+    base_nll_T, cand_nll_T, kl_T = np.zeros((3, num_positions))
+    result = _Positions(base_nll_T, cand_nll_T, kl_T, agrees_T=np.zeros(num_positions, dtype=np.bool_))
 
     def compare(first: int, cand_RV: LogitsArray) -> None:
         if cand_RV.shape[1] != base_TV.shape[1]:

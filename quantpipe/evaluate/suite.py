@@ -25,8 +25,8 @@ from quantpipe.evaluate.served import ServedModel, TextCodec
 from quantpipe.evaluate.tasks import (
     EvalTask,
     ItemMetric,
+    lm_eval_contained,
     lm_eval_task,
-    lm_eval_warnings_off,
     read_task,
     read_task_configs,
 )
@@ -154,7 +154,8 @@ def _read_suite_file(file: Path) -> SuiteFile:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise DataError(f"{file}: cannot be read: {' '.join(str(error).split())}") from error
     except ValidationError as error:
-        first = error.errors()[0]
+        # A misspelt key is also a missing one: name the misspelling.
+        first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
         key = ".".join(str(part) for part in first["loc"]) or "(the file)"
         if first["type"] == "extra_forbidden":
             known = SuiteFile.model_fields if len(first["loc"]) == 1 else TaskEntry.model_fields
@@ -210,5 +211,5 @@ def _lm_eval_silenced(progress: Progress) -> Iterator[Progress]:
         with redirect_stderr(stderr):
             yield from progress(items, total, label)
 
-    with lm_eval_warnings_off(), redirect_stderr(StringIO()):
+    with lm_eval_contained(), redirect_stderr(StringIO()):
         yield heard

@@ -1,7 +1,11 @@
-"""lm-eval tasks with local data: YAML and JSON Lines in, checked items out. Runs no code from there."""
+"""lm-eval tasks with local data: YAML and JSON Lines in, checked items out. Runs no code from there.
+
+Answers and choices are fields of the items (``doc_to_target``, ``doc_to_choice`` name them); prompts may be templates.
+"""
 
 import json
 import logging
+import random
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -70,20 +74,21 @@ def lm_eval_task(task: EvalTask) -> Task:
         return DatasetDict({split: Dataset.from_list([dict(doc) for doc in task.docs])})
 
     manager = TaskManager(include_path=str(task.folder), include_defaults=False)
-    with lm_eval_warnings_off():
+    with lm_eval_contained():
         return manager.load([{**task.config, "custom_dataset": items_in_memory}])["tasks"][task.name]
 
 
 @contextmanager
-def lm_eval_warnings_off() -> Iterator[None]:
-    """Keep lm-eval's log lines to errors: it warns of choices that are made on purpose here."""
-    logger = logging.getLogger("lm_eval")
+def lm_eval_contained() -> Iterator[None]:
+    """Keep lm-eval's log lines to errors, and its draws for task names out of the caller's random state."""
+    logger, random_state = logging.getLogger("lm_eval"), random.getstate()
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
         yield
     finally:
         logger.setLevel(level)
+        random.setstate(random_state)
 
 
 def _data_file(folder: Path, where: str, config: Mapping[str, Any]) -> Path:
@@ -100,10 +105,10 @@ def _data_file(folder: Path, where: str, config: Mapping[str, Any]) -> Path:
 
 def _read_docs(file: Path, where: str) -> Iterable[dict[str, Any]]:
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{where}: {file}: cannot be read: {error}") from error
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(lines if lines != [""] else [], start=1):
         try:
             doc = json.loads(line)
         except json.JSONDecodeError as error:
@@ -115,21 +120,36 @@ def _read_docs(file: Path, where: str) -> Iterable[dict[str, Any]]:
 
 
 def _check_items(task: EvalTask, where: str) -> None:
-    """Every item renders, and every right answer is among the choices."""
-    built = lm_eval_task(task)
-    if built.OUTPUT_TYPE not in ("multiple_choice", "generate_until"):
-        raise DataError(f"{where}: output_type '{built.OUTPUT_TYPE}' (known: generate_until, multiple_choice)")
-    for doc in task.docs:
+    """Every item has a prompt, and its right answer is among the choices or not empty."""
+    kind = task.config.get("output_type")
+    if kind not in ("multiple_choice", "generate_until"):
+        raise DataError(f"{where}: output_type '{kind}' (known: generate_until, multiple_choice)")
+    for doc in task.docs:  # before lm-eval sees them: it fails on a wrong label without saying where
         item = f"{where}: item '{doc['id']}'"
-        if not built.doc_to_text(doc):
-            raise DataError(f"{item}: the prompt is empty")
-        target = built.doc_to_target(doc)
-        if built.OUTPUT_TYPE == "generate_until":
-            if not target:
-                raise DataError(f"{item}: no accepted answer")
-            continue
-        choices = built.doc_to_choice(doc)
-        if len(set(choices)) != len(choices) or len(choices) < 2:
-            raise DataError(f"{item}: choices {choices} are fewer than two or not all different")
-        if not (target in choices or (isinstance(target, int) and 0 <= target < len(choices))):
-            raise DataError(f"{item}: the right answer {target!r} is not among its {len(choices)} choices")
+        target = _field(doc, task, "doc_to_target", item)
+        if kind == "multiple_choice":
+            _check_choice(_field(doc, task, "doc_to_choice", item), target, item)
+        elif not target:
+            raise DataError(f"{item}: no accepted answer")
+    try:
+        built = lm_eval_task(task)
+        prompts = [built.doc_to_text(doc) for doc in task.docs]
+    except Exception as error:  # whatever the YAML makes lm-eval do
+        raise DataError(f"{where}: lm-eval cannot build it: {' '.join(str(error).split())}") from error
+    if "" in prompts:
+        raise DataError(f"{where}: item '{task.docs[prompts.index('')]['id']}': the prompt is empty")
+
+
+def _field(doc: Mapping[str, Any], task: EvalTask, key: str, item: str) -> Any:
+    """The value of the item's field that a key of the task names."""
+    name = str(task.config.get(key))
+    if name not in doc:
+        raise DataError(f"{item}: has no field '{name}', which the task's {key} names{suggest(name, doc)}")
+    return doc[name]
+
+
+def _check_choice(choices: Any, label: Any, item: str) -> None:
+    if not isinstance(choices, list) or len(choices) < 2 or len(set(map(str, choices))) != len(choices):
+        raise DataError(f"{item}: choices {choices} are not a list of two or more different ones")
+    if not isinstance(label, int) or not 0 <= label < len(choices):
+        raise DataError(f"{item}: the right answer {label!r} is not among its {len(choices)} choices, counted from 0")
