@@ -118,7 +118,7 @@ def main() -> None:
     contestants = {REFERENCE: transformers_generate(args.reference, args)}
     contestants |= {folder.name: our_engine(folder, args) for folder in args.engine}
     machine = machine_facts()
-    where = f"{utc_now()[:10]} | {machine['cpu']}, {machine['cores']} cores"
+    where = f"{utc_now()[:10]} | {machine['cpu']} ({machine['simd']}), {machine['cores']} cores"
     command = f"--prompt-tokens {args.prompt_tokens} --new-tokens {args.new_tokens} --repeats {args.repeats}"
     command += f" --threads {args.threads} --clock {args.clock}"
     print("| date | machine | command | model | concurrency | ours, tok/s | other, tok/s | ratio |")

@@ -29,6 +29,16 @@ LIBRARIES = (
     "tokenizers",
 )
 
+SIMD_FLAGS = (
+    "avx2",
+    "avx512f",
+    "avx_vnni",
+    "avx512_vnni",
+    "avx512_bf16",
+    "amx_int8",
+    "amx_bf16",
+)  # as Linux names them
+
 
 @dataclass(frozen=True)
 class RunContext:
@@ -57,14 +67,17 @@ def library_versions(names: Sequence[str] = LIBRARIES) -> dict[str, str]:
 
 
 def machine_facts() -> dict[str, str | int]:
-    """CPU model, usable cores and operating system: figures from unlike machines must not be compared."""
-    model = platform.processor() or platform.machine()
+    """CPU model, its vector instructions, usable cores, system: figures from unlike machines must not be compared."""
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
-        model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), model)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return {"cpu": model, "cores": cores, "system": f"{platform.system()} {platform.release()}"}
+    text = cpuinfo.read_text(encoding="utf-8", errors="replace") if cpuinfo.is_file() else ""
+    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
+    flags = fields.get("flags", "").split()
+    return {
+        "cpu": fields.get("model name") or platform.processor() or platform.machine(),
+        "simd": " ".join(name for name in SIMD_FLAGS if name in flags) or "unknown",
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        "system": f"{platform.system()} {platform.release()}",
+    }
 
 
 def utc_now() -> str:
