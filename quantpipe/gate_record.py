@@ -7,6 +7,7 @@ import json
 import math
 import os
 import platform
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -75,7 +76,7 @@ def machine_facts() -> dict[str, str | int]:
     return {
         "cpu": fields.get("model name") or platform.processor() or platform.machine(),
         "simd": " ".join(name for name in SIMD_FLAGS if name in flags) or "unknown",
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        "cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1,
         "system": f"{platform.system()} {platform.release()}",
     }
 
