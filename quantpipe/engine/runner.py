@@ -7,12 +7,11 @@ Shapes: R rows whose logits are wanted, V vocabulary.
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from quantpipe.backends.protocol import Executor, KVCache
 from quantpipe.engine import sampler
 from quantpipe.engine.batch import build_batch
 from quantpipe.engine.request import TokenLogprob
+from quantpipe.engine.sampler import Floats
 from quantpipe.engine.scheduler import Advance, Step
 
 UNUSABLE_LOGITS = "model: logits are not finite; the weights or activations overflow on this input"
@@ -41,7 +40,7 @@ class ModelRunner:
 
     def run(self, step: Step) -> list[Advanced]:
         """One entry per sequence of the step, in its order."""
-        logits_RV = self.executor.forward(build_batch(step, self.kv_cache.block_size), self.kv_cache)
+        logits_RV = self.executor.forward(build_batch(step, self.kv_cache.block_size), self.kv_cache).numpy()
         token_ids = iter(_sample(logits_RV, step))
         usable = sampler.is_usable(logits_RV)
         advanced, first = [], 0
@@ -56,7 +55,7 @@ class ModelRunner:
         return advanced
 
 
-def _sample(logits_RV: Tensor, step: Step) -> list[int]:
+def _sample(logits_RV: Floats, step: Step) -> list[int]:
     """A token for each sequence of the step that has read all of its own, chosen for all of them at once."""
     rows, params, draws, num_rows = [], [], [], 0
     for advance in step.advances:
@@ -71,7 +70,7 @@ def _sample(logits_RV: Tensor, step: Step) -> list[int]:
     return sampler.sample(logits_RV if len(rows) == num_rows else logits_RV[rows], params, draws)
 
 
-def _read_off(logits_RV: Tensor, advance: Advance, token_id: int | None) -> Advanced:
+def _read_off(logits_RV: Floats, advance: Advance, token_id: int | None) -> Advanced:
     """Log-probabilities and prompt logits of one sequence, whose rows are the last ones of its chunk."""
     seq, params = advance.seq, advance.seq.request.params
     num_top = params.logprobs or 0
@@ -91,12 +90,12 @@ def _read_off(logits_RV: Tensor, advance: Advance, token_id: int | None) -> Adva
     return Advanced(token_id, logprob, tuple(prompt_logprobs), sink_failure=sink_failure)
 
 
-def _deliver(logits_RV: Tensor, advance: Advance, first: int) -> Exception | None:
+def _deliver(logits_RV: Floats, advance: Advance, first: int) -> Exception | None:
     sink = advance.seq.request.prompt_logits_sink
     if sink is None:
         return None
     try:
-        sink(first, logits_RV.numpy())
+        sink(first, logits_RV)
     except Exception as failure:  # the caller's code: reported once the other sequences of the step are safe
         return failure
     return None

@@ -1,28 +1,33 @@
-"""From logits to tokens and log-probabilities, in one vectorised pass. Knows no sequence, cache or schedule.
+"""From logits to tokens and log-probabilities. Knows no sequence, cache or schedule.
 
 A draw is the inverse of the cumulative distribution at a number that depends on the request's seed and the token's
 index only. Filters keep every token whose logit reaches a threshold, and the distribution is summed in vocabulary
 order, so that a request's tokens do not depend on what else is in the batch or on how ties are sorted.
 
-Shapes: R rows, one per token to choose, V vocabulary.
+Greedy rows are decided all at once, drawn ones one by one: a row fits in the CPU's cache, a batch of them does not.
+Works on numpy arrays, whose sort is ten times as fast as torch's on a CPU.
+
+Shapes: R rows, one per token to choose, V vocabulary, K candidates left of a row.
 """
 
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
+import numpy as np
+import numpy.typing as npt
 
 from quantpipe.engine.request import SamplingParams, TokenLogprob
 
-# A nucleus almost never needs more tokens than this; where it does, the whole row is sorted.
-NUM_SORTED_FIRST = 1024
+Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int64]
+
 # Rows whose log-probabilities are computed at once: bounds the temporaries, which are as large as the logits.
 NUM_LOGPROB_ROWS = 64
 
 
-def is_usable(logits_RV: Tensor) -> list[bool]:
+def is_usable(logits_RV: Floats) -> list[bool]:
     """Whether each row has a largest logit: false with a NaN, +inf, or nothing but -inf."""
-    return torch.isfinite(logits_RV.amax(-1)).tolist() if len(logits_RV) else []
+    usable: list[bool] = np.isfinite(logits_RV.max(-1)).tolist()
+    return usable
 
 
 def uniform(seed: int, index: int) -> float:
@@ -39,57 +44,17 @@ def _mix64(z: int) -> int:
     return z ^ (z >> 31)
 
 
-def sample(logits_RV: Tensor, params: Sequence[SamplingParams], draws: Sequence[float]) -> list[int]:
+def sample(logits_RV: Floats, params: Sequence[SamplingParams], draws: Sequence[float]) -> list[int]:
     """One token per row: the most likely where temperature is 0, else the one that ``draws[r]`` in [0, 1) picks."""
-    max_R1, greedy_R = logits_RV.max(-1, keepdim=True)
-    token_ids: list[int] = greedy_R.squeeze(-1).tolist()
-    rows = [row for row, p in enumerate(params) if p.temperature > 0]
-    if not rows:
-        return token_ids
-    float32 = torch.finfo(torch.float32)
-    temperatures = [min(max(params[row].temperature, float32.tiny), float32.max) for row in rows]
-    temperature_R1 = torch.tensor(temperatures).unsqueeze(-1)
-    # The largest becomes 0 before the division, so that no temperature, however small, overflows.
-    scaled_RV = (logits_RV[rows] - max_R1[rows]) / temperature_R1
-    scaled_RV = keep_top_k(scaled_RV, [params[row].top_k for row in rows])
-    scaled_RV = keep_top_p(scaled_RV, [params[row].top_p for row in rows])
-    drawn_R = _invert_cdf(scaled_RV, torch.tensor([draws[row] for row in rows], dtype=torch.float64))
-    for row, token_id in zip(rows, drawn_R.tolist(), strict=True):
-        token_ids[row] = token_id
+    token_ids: list[int] = logits_RV.argmax(-1).tolist()
+    for row, (own, draw) in enumerate(zip(params, draws, strict=True)):
+        if own.temperature > 0:
+            token_ids[row] = _draw(logits_RV[row], own, draw)
     return token_ids
 
 
-def keep_top_k(scaled_RV: Tensor, top_k: Sequence[int]) -> Tensor:
-    """Set to -inf what lies below the k-th largest of each row; 0 keeps all. Ties with the k-th stay."""
-    vocab_size = scaled_RV.shape[-1]
-    rows = [row for row, k in enumerate(top_k) if 0 < k < vocab_size]
-    if not rows:
-        return scaled_RV
-    k_R1 = torch.tensor([top_k[row] for row in rows]).unsqueeze(-1)
-    sorted_RK = scaled_RV[rows].topk(int(k_R1.max()), dim=-1).values
-    return _drop_below(scaled_RV, rows, sorted_RK.gather(-1, k_R1 - 1))
-
-
-def keep_top_p(scaled_RV: Tensor, top_p: Sequence[float]) -> Tensor:
-    """Keep the fewest most likely tokens whose probabilities sum to at least p, and ties with the last; 1 keeps all."""
-    rows = [row for row, p in enumerate(top_p) if p < 1]
-    if not rows:
-        return scaled_RV
-    p_R1 = torch.tensor([top_p[row] for row in rows], dtype=torch.float64).unsqueeze(-1)
-    chosen_RV = scaled_RV[rows]
-    total_R1 = chosen_RV.exp().sum(-1, keepdim=True, dtype=torch.float64)
-    sorted_RK = chosen_RV.topk(min(NUM_SORTED_FIRST, chosen_RV.shape[-1]), dim=-1).values
-    mass_RK = sorted_RK.exp().cumsum(-1, dtype=torch.float64)
-    if bool((mass_RK[:, -1:] < p_R1 * total_R1).any()):
-        sorted_RK = chosen_RV.sort(-1, descending=True).values
-        mass_RK = sorted_RK.exp().cumsum(-1, dtype=torch.float64)
-    # A token belongs to the nucleus if the mass before it is still short of p; the first always does.
-    num_kept_R1 = (mass_RK < p_R1 * total_R1).sum(-1, keepdim=True).clamp_(max=sorted_RK.shape[-1] - 1)
-    return _drop_below(scaled_RV, rows, sorted_RK.gather(-1, num_kept_R1))
-
-
-def token_logprobs(logits_RV: Tensor, token_ids: Sequence[int], num_top: int) -> list[TokenLogprob]:
-    """The log-probability of one given token per row, and of the ``num_top`` most likely, in float32 nats."""
+def token_logprobs(logits_RV: Floats, token_ids: Sequence[int], num_top: int) -> list[TokenLogprob]:
+    """The log-probability of one given token per row, and of the ``num_top`` most likely, in nats."""
     found: list[TokenLogprob] = []
     for first in range(0, len(token_ids), NUM_LOGPROB_ROWS):
         chunk = slice(first, first + NUM_LOGPROB_ROWS)
@@ -97,30 +62,60 @@ def token_logprobs(logits_RV: Tensor, token_ids: Sequence[int], num_top: int) ->
     return found
 
 
-def _token_logprobs(logits_RV: Tensor, token_ids: Sequence[int], num_top: int) -> list[TokenLogprob]:
-    log_total_R1 = logits_RV.logsumexp(-1, keepdim=True)
-    token_ids_R1 = torch.tensor(token_ids, dtype=torch.int64).unsqueeze(-1)
-    logprobs: list[float] = (logits_RV.gather(-1, token_ids_R1) - log_total_R1).squeeze(-1).tolist()
-    greedy: list[int] = logits_RV.argmax(-1).tolist()
+def _draw(logits_V: Floats, params: SamplingParams, draw: float) -> int:
+    """The token whose share of the cumulative distribution, after temperature, top-k and top-p, holds ``draw``."""
+    scaled_V = _scale(logits_V, params.temperature)
+    ids_K: Ints | None = None
+    if 0 < params.top_k < len(scaled_V):  # first, as top-p then has far fewer to look at
+        threshold = np.partition(scaled_V, -params.top_k)[-params.top_k]
+        ids_K = np.flatnonzero(scaled_V >= threshold)
+    weight_K = np.exp(scaled_V if ids_K is None else scaled_V[ids_K])
+    if params.top_p < 1:
+        kept_K = np.flatnonzero(weight_K >= _nucleus_threshold(weight_K, params.top_p))
+        ids_K, weight_K = kept_K if ids_K is None else ids_K[kept_K], weight_K[kept_K]
+    mass_K = np.cumsum(weight_K, dtype=np.float64)
+    # Rounding must not lift the target to the total, beyond which there is no token.
+    target = min(draw * mass_K[-1], np.nextafter(mass_K[-1], 0))
+    index = int(mass_K.searchsorted(target, "right"))
+    return index if ids_K is None else int(ids_K[index])
+
+
+def _scale(logits_V: Floats, temperature: float) -> Floats:
+    """Logits over temperature, the largest being 0, so that nothing can overflow but towards -inf, which is right."""
+    limits = np.finfo(np.float32)
+    with np.errstate(over="ignore"):
+        scaled_V: Floats = (logits_V - logits_V.max()) / np.float32(np.clip(temperature, limits.tiny, limits.max))
+    return scaled_V
+
+
+def _nucleus_threshold(weight_K: Floats, top_p: float) -> np.float32:
+    """The smallest weight among the fewest, largest ones that hold at least ``top_p`` of the total."""
+    needed = top_p * weight_K.sum(dtype=np.float64)
+    # Weights below (1 - p) * total / K hold less than 1 - p even all together: the nucleus lies among the others.
+    smallest = (1 - top_p) * weight_K.sum(dtype=np.float64) / len(weight_K)
+    sorted_K = np.sort(weight_K[weight_K >= smallest])[::-1]
+    num_short = int((np.cumsum(sorted_K, dtype=np.float64) < needed).sum())
+    threshold: np.float32 = sorted_K[min(num_short, len(sorted_K) - 1)]
+    return threshold
+
+
+def _token_logprobs(logits_RV: Floats, token_ids: Sequence[int], num_top: int) -> list[TokenLogprob]:
+    max_R1 = logits_RV.max(-1, keepdims=True)
+    log_total_R1 = max_R1 + np.log(np.exp(logits_RV - max_R1).sum(-1, keepdims=True))
+    logprobs = (np.take_along_axis(logits_RV, np.array(token_ids)[:, None], axis=-1) - log_total_R1)[:, 0].tolist()
     top: list[tuple[tuple[int, float], ...]] = [()] * len(token_ids)
     if num_top:
-        values_RK, ids_RK = logits_RV.topk(min(num_top, logits_RV.shape[-1]), dim=-1)
-        pairs = zip(ids_RK.tolist(), (values_RK - log_total_R1).tolist(), strict=True)
-        top = [tuple(zip(ids, values, strict=True)) for ids, values in pairs]
-    rows = zip(token_ids, logprobs, greedy, top, strict=True)
+        ids_RK = _top_ids(logits_RV, num_top)
+        top_RK = np.take_along_axis(logits_RV, ids_RK, axis=-1) - log_total_R1
+        top = [tuple(zip(*pairs, strict=True)) for pairs in zip(ids_RK.tolist(), top_RK.tolist(), strict=True)]
+    rows = zip(token_ids, logprobs, logits_RV.argmax(-1).tolist(), top, strict=True)
     return [TokenLogprob(token_id, logprob, token_id == best, tops) for token_id, logprob, best, tops in rows]
 
 
-def _drop_below(scaled_RV: Tensor, rows: list[int], threshold_R1: Tensor) -> Tensor:
-    kept_RV = scaled_RV.clone()
-    kept_RV[rows] = scaled_RV[rows].masked_fill(scaled_RV[rows] < threshold_R1, float("-inf"))
-    return kept_RV
-
-
-def _invert_cdf(scaled_RV: Tensor, draw_R: Tensor) -> Tensor:
-    """The first token at which the cumulative weight exceeds ``draw`` of the total: never one of weight 0."""
-    mass_RV = scaled_RV.exp().cumsum(-1, dtype=torch.float64)
-    total_R = mass_RV[:, -1]
-    # Rounding must not lift the target to the total, beyond which there is no token.
-    target_R = torch.minimum(draw_R * total_R, torch.nextafter(total_R, torch.zeros_like(total_R)))
-    return torch.searchsorted(mass_RV, target_R.unsqueeze(-1), right=True).squeeze(-1)
+def _top_ids(logits_RV: Floats, num_top: int) -> Ints:
+    """The most likely tokens of each row, the most likely first."""
+    num_top = min(num_top, logits_RV.shape[-1])
+    ids_RK = np.argpartition(logits_RV, -num_top, axis=-1)[:, -num_top:]
+    order_RK = np.argsort(-np.take_along_axis(logits_RV, ids_RK, axis=-1), axis=-1, kind="stable")
+    ids: Ints = np.take_along_axis(ids_RK, order_RK, axis=-1)
+    return ids
