@@ -1,6 +1,6 @@
 """How far a candidate's next-token distributions are from the baseline's, teacher-forced on the same text.
 
-Shapes: T positions of one window, R rows of one chunk, V vocabulary, W windows.
+Shapes: T positions of one window, W windows, N positions of all windows.
 """
 
 import math
@@ -11,25 +11,19 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from quantpipe.engine.request import PromptLogitsSink, SamplingParams
 from quantpipe.errors import DataError
 from quantpipe.evaluate.intervals import (
     DEFAULT_CONFIDENCE,
-    FloatArray,
     design_effect,
     t_interval,
     t_quantile,
     wilson_interval,
 )
 from quantpipe.evaluate.served import ServedModel, TextCodec
+from quantpipe.evaluate.window_logits import Positions, compare_window
 from quantpipe.gate import Measurement
 from quantpipe.report import Progress, no_progress
-
-LogitsArray = npt.NDArray[np.float32]
-READ_ONLY_PARAMS = SamplingParams(max_tokens=0, ignore_eos=True)
-ROWS_AT_ONCE = 64  # float64 rows held while comparing: 64 x 49,152 x 8 bytes x 2 models = 50 MB
 
 
 @dataclass(frozen=True)
@@ -55,16 +49,6 @@ class DivergenceResult:
     p99_kl: float
 
 
-@dataclass(frozen=True)
-class _Positions:
-    """Per position of one window: both models' negative log-likelihood of the token that follows, KL, agreement."""
-
-    base_nll_T: FloatArray
-    cand_nll_T: FloatArray
-    kl_T: FloatArray
-    agrees_T: npt.NDArray[np.bool_]
-
-
 def measure_divergence(
     base: ServedModel,
     cand: ServedModel,
@@ -86,96 +70,13 @@ def measure_divergence(
     if len(lengths) > 1 or min(lengths) < 2:
         raise DataError(f"divergence: windows of {sorted(lengths)} tokens; all must have one length of at least 2")
     compared = [
-        _compare_window(base, cand, window, f"window {index}")
+        compare_window(base, cand, window, f"window {index}")
         for index, window in progress(enumerate(windows), total=len(windows), label="divergence windows")
     ]
     return _summarise(compared, confidence)
 
 
-def _compare_window(base: ServedModel, cand: ServedModel, window: Sequence[int], where: str) -> _Positions:
-    """Keep the baseline's logits of one window, then compare the candidate's chunk by chunk as they come."""
-    token_ids = tuple(int(token_id) for token_id in window)
-    base_TV = _read_logits(base, token_ids, f"{where}: baseline")
-    num_positions = len(base_TV)
-    next_ids_T = torch.tensor(token_ids[1:])
-    num_rows_T = np.zeros(num_positions, dtype=np.int64)
-    base_nll_T, cand_nll_T, kl_T = np.zeros((3, num_positions))
-    result = _Positions(base_nll_T, cand_nll_T, kl_T, agrees_T=np.zeros(num_positions, dtype=np.bool_))
-
-    def compare(first: int, cand_RV: LogitsArray) -> None:
-        if cand_RV.shape[1] != base_TV.shape[1]:
-            raise DataError(
-                f"{where}: vocabulary of {base_TV.shape[1]} in the baseline, {cand_RV.shape[1]} in the candidate"
-            )
-        for start in range(first, min(first + len(cand_RV), num_positions), ROWS_AT_ONCE):
-            stop = min(start + ROWS_AT_ONCE, first + len(cand_RV), num_positions)
-            _compare_rows(base_TV, cand_RV[start - first : stop - first], next_ids_T, slice(start, stop), result)
-            num_rows_T[start:stop] += 1
-
-    _run(cand, token_ids, compare)
-    _require_one_row_each(num_rows_T, f"{where}: candidate")
-    for model, nll_T in (("baseline", result.base_nll_T), ("candidate", result.cand_nll_T)):
-        _require_finite(nll_T, f"{where}: {model}")
-    _require_finite(result.kl_T, f"{where}: KL")
-    return result
-
-
-def _read_logits(model: ServedModel, token_ids: tuple[int, ...], where: str) -> LogitsArray:
-    """Float32 logits [T, V] of every position that predicts a token of the window."""
-    num_positions = len(token_ids) - 1
-    kept: list[LogitsArray] = []
-    num_rows_T = np.zeros(num_positions, dtype=np.int64)
-
-    def keep(first: int, logits_RV: LogitsArray) -> None:
-        if not kept:  # allocated once the vocabulary is known: chunks are never held twice
-            kept.append(np.empty((num_positions, logits_RV.shape[1]), dtype=np.float32))
-        wanted_RV = logits_RV[: max(num_positions - first, 0)]
-        kept[0][first : first + len(wanted_RV)] = wanted_RV
-        num_rows_T[first : first + len(wanted_RV)] += 1
-
-    _run(model, token_ids, keep)
-    _require_one_row_each(num_rows_T, where)
-    return kept[0]
-
-
-def _require_one_row_each(num_rows_T: npt.NDArray[np.int64], where: str) -> None:
-    wrong = np.flatnonzero(num_rows_T != 1)
-    if len(wrong):
-        raise DataError(
-            f"{where}: {len(wrong)} of {len(num_rows_T)} positions did not get one row of logits; the first, position "
-            f"{wrong[0]}, got {num_rows_T[wrong[0]]}"
-        )
-
-
-def _run(model: ServedModel, token_ids: tuple[int, ...], sink: PromptLogitsSink) -> None:
-    model.generate([token_ids], READ_ONLY_PARAMS, prompt_logits_sinks=[sink])
-
-
-def _compare_rows(
-    base_TV: LogitsArray, cand_RV: LogitsArray, next_ids_T: torch.Tensor, rows: slice, result: _Positions
-) -> None:
-    """Fill ``rows`` of the result. KL is never negative; rounding below zero is cut off. Not finite stays NaN."""
-    base_logits_RV, cand_logits_RV = torch.from_numpy(base_TV[rows]), torch.from_numpy(np.ascontiguousarray(cand_RV))
-    base_log_RV = torch.log_softmax(base_logits_RV.double(), dim=-1)
-    cand_log_RV = torch.log_softmax(cand_logits_RV.double(), dim=-1)
-    next_ids_R1 = next_ids_T[rows].unsqueeze(1)
-    result.base_nll_T[rows] = -base_log_RV.gather(1, next_ids_R1).squeeze(1).numpy()
-    result.cand_nll_T[rows] = -cand_log_RV.gather(1, next_ids_R1).squeeze(1).numpy()
-    kl_R = torch.linalg.vecdot(base_log_RV.exp(), base_log_RV - cand_log_RV)
-    result.kl_T[rows] = kl_R.clamp(min=0).numpy()
-    result.agrees_T[rows] = (base_logits_RV.argmax(-1) == cand_logits_RV.argmax(-1)).numpy()
-
-
-def _require_finite(values_T: FloatArray, where: str) -> None:
-    bad = np.flatnonzero(~np.isfinite(values_T))
-    if len(bad):
-        raise DataError(
-            f"{where}: {len(bad)} of {len(values_T)} positions have no finite value, the first at position {bad[0]}; "
-            "the model's logits are NaN or infinite"
-        )
-
-
-def _summarise(compared: Sequence[_Positions], confidence: float) -> DivergenceResult:
+def _summarise(compared: Sequence[Positions], confidence: float) -> DivergenceResult:
     rows = tuple(
         WindowRow(
             base_nll=float(p.base_nll_T.mean()),
