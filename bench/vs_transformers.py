@@ -20,7 +20,7 @@ from quantpipe.bench.workload import text_prompts
 from quantpipe.engine.config import EngineConfig
 from quantpipe.engine.engine import Engine
 from quantpipe.engine.tokenizer import Tokenizer
-from quantpipe.gate_record import machine_facts, utc_now
+from quantpipe.gate.record import machine_facts, utc_now
 
 Prompts = Sequence[Sequence[int]]
 Contestant = Callable[[Prompts, int], float]  # prompts, new tokens each -> output tokens per second

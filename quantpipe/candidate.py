@@ -21,15 +21,15 @@ from quantpipe.evaluate.parity import check_parity, require_parity
 from quantpipe.formats.artifact import Artifact, verify
 from quantpipe.formats.artifact_writer import estimated_bytes, quantization_config, write_artifact
 from quantpipe.formats.scheme import WeightScheme, w4a16, w8a8
-from quantpipe.gate_record import library_versions, write_text_atomically
-from quantpipe.gate_report import ParityRow
+from quantpipe.gate.record import library_versions, write_text_atomically
+from quantpipe.gate.report import ParityRow
 from quantpipe.quantize import SOLVERS
 from quantpipe.quantize.discover import DecoderBlocks, Targets, find_blocks, find_targets
 from quantpipe.quantize.loading import load_base_model
 from quantpipe.quantize.sequential import QuantizedModel, SolverSettings, quantize_blocks
-from quantpipe.recipe import W4A16, GptqSolver, QuantizeSection, Recipe
+from quantpipe.recipe.schema import W4A16, GptqSolver, QuantizeSection, Recipe
 from quantpipe.report import Reporter
-from quantpipe.sources import BaseModel
+from quantpipe.sources.base_model import BaseModel
 
 ARTIFACT_FOLDER = "artifact"
 PARITY_NAME = "parity.json"

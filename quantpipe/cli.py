@@ -18,7 +18,7 @@ from quantpipe import __version__
 from quantpipe.errors import EXIT_DATA, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_PASS, EXIT_USAGE, QuantpipeError
 
 if TYPE_CHECKING:
-    from quantpipe.gate import GateResult
+    from quantpipe.gate.judge import GateResult
     from quantpipe.report import Reporter
 
 EXIT_BROKEN_PIPE = 141  # as a shell reports a process that wrote to a closed pipe
@@ -59,8 +59,8 @@ def recipe_arguments(command: Command) -> Command:
 @recipe_arguments
 def check(recipe: Path, overrides: Sequence[str]) -> None:
     """Check RECIPE: report every mistake at once, load nothing."""
-    from quantpipe.recipe import load_recipe
-    from quantpipe.recipe_reference import summary
+    from quantpipe.recipe.reference import summary
+    from quantpipe.recipe.schema import load_recipe
 
     click.echo(summary(load_recipe(recipe, overrides)))
 
@@ -71,7 +71,7 @@ def schema(markdown: bool) -> None:
     """Print the JSON schema of a recipe, for completion and checks in an editor."""
     import json
 
-    from quantpipe.recipe_reference import key_reference, recipe_schema
+    from quantpipe.recipe.reference import key_reference, recipe_schema
 
     click.echo(key_reference() if markdown else json.dumps(recipe_schema(), indent=2), nl=not markdown)
 
@@ -81,7 +81,7 @@ def schema(markdown: bool) -> None:
 @click.option("--quiet", is_flag=True, help="Print the verdict only.")
 def run_command(recipe: Path, overrides: Sequence[str], quiet: bool) -> int:
     """Make what RECIPE describes and judge it. Exit code 0: released; 4: refused; 5: not enough data to tell."""
-    from quantpipe.recipe import load_recipe
+    from quantpipe.recipe.schema import load_recipe
 
     loaded = load_recipe(recipe, overrides)
     reporter = _reporter(quiet)
@@ -98,7 +98,7 @@ def run_command(recipe: Path, overrides: Sequence[str], quiet: bool) -> int:
 @click.option("--quiet", is_flag=True, help="Print the verdict only.")
 def gate(recipe: Path, overrides: Sequence[str], artifact: Path, quiet: bool) -> int:
     """Judge a model folder that exists already by the questions and limits of RECIPE; make nothing."""
-    from quantpipe.recipe import load_recipe
+    from quantpipe.recipe.schema import load_recipe
 
     loaded = load_recipe(recipe, overrides)
     reporter = _reporter(quiet)
@@ -174,7 +174,7 @@ def _cache_folder() -> Path:
 def _show_verdict(result: "GateResult", output: Path) -> int:
     from rich.console import Console
 
-    from quantpipe.gate_report import render_table
+    from quantpipe.gate.report import render_table
 
     console = Console()
     console.print(render_table(result))

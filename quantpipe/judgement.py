@@ -16,8 +16,8 @@ from quantpipe.engine.tokenizer import Tokenizer
 from quantpipe.evaluate.divergence import measure_divergence, windows_from_text
 from quantpipe.evaluate.suite import Suite, SuiteResult, compare, load_suite, run_suite
 from quantpipe.formats.artifact import Artifact
-from quantpipe.gate import GateResult, Measurement, judge
-from quantpipe.gate_record import (
+from quantpipe.gate.judge import GateResult, Measurement, judge
+from quantpipe.gate.record import (
     RunContext,
     library_versions,
     machine_facts,
@@ -25,10 +25,10 @@ from quantpipe.gate_record import (
     write_gate_json,
     write_text_atomically,
 )
-from quantpipe.gate_report import BenchRow, ParityRow, ReportSections, ScoreRow, render_markdown
-from quantpipe.recipe import DivergenceSection, Recipe
+from quantpipe.gate.report import BenchRow, ParityRow, ReportSections, ScoreRow, render_markdown
+from quantpipe.recipe.schema import DivergenceSection, Recipe
 from quantpipe.report import Reporter
-from quantpipe.sources import BaseModel
+from quantpipe.sources.base_model import BaseModel
 
 GATE_NAME, REPORT_NAME = "gate.json", "report.md"
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from quantpipe.candidate import Candidate, make_candidate
 from quantpipe.formats.artifact import Artifact
-from quantpipe.gate import GateResult
+from quantpipe.gate.judge import GateResult
 from quantpipe.judgement import engine_config, judge_candidate, read_questions
 from quantpipe.models import describe
-from quantpipe.recipe import Recipe
+from quantpipe.recipe.schema import Recipe
 from quantpipe.report import Reporter
-from quantpipe.sources import BaseModel, resolve_model
+from quantpipe.sources.base_model import BaseModel, resolve_model
 
 
 def run_recipe(recipe: Recipe, recipe_path: Path, cache_folder: Path, reporter: Reporter) -> GateResult:

@@ -10,19 +10,8 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "quantpipe"
 ROWS: tuple[tuple[str, ...], ...] = (
     ("errors", "report"),
-    (
-        "formats",
-        "gate",
-        "gate_record",
-        "gate_report",
-        "model_source",
-        "recipe",
-        "recipe_errors",
-        "recipe_reference",
-        "recipe_rules",
-        "recipe_yaml",
-    ),
-    ("models", "sources", "gguf_header", "gguf_model", "calibration"),
+    ("formats", "gate", "recipe"),
+    ("models", "sources", "calibration"),
     ("backends",),
     ("quantize", "engine"),
     ("evaluate", "bench", "serve"),

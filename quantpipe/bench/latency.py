@@ -18,9 +18,9 @@ from scipy.special import stdtrit
 from quantpipe.bench.workload import text_prompts
 from quantpipe.engine.request import RequestOutput, SamplingParams, StepOutput
 from quantpipe.errors import DataError, RecipeError
-from quantpipe.gate import Measurement, metric_of
-from quantpipe.gate_report import BenchRow
-from quantpipe.recipe import BenchSection
+from quantpipe.gate.judge import Measurement, metric_of
+from quantpipe.gate.report import BenchRow
+from quantpipe.recipe.schema import BenchSection
 from quantpipe.report import Progress, no_progress
 
 BASELINE, CANDIDATE = "baseline", "candidate"

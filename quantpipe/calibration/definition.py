@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from quantpipe.errors import DataError, RecipeError, suggest
-from quantpipe.recipe_errors import explain
-from quantpipe.recipe_yaml import KeyPath, Problem, describe, read_document
+from quantpipe.recipe.document import KeyPath, Problem, describe, read_document
+from quantpipe.recipe.explain import explain
 
 SET_NAME = "set.yaml"
 Text = Annotated[str, Field(min_length=1)]

@@ -22,7 +22,7 @@ from quantpipe.evaluate.intervals import (
 )
 from quantpipe.evaluate.served import ServedModel, TextCodec
 from quantpipe.evaluate.window_logits import Positions, compare_window
-from quantpipe.gate import Measurement
+from quantpipe.gate.judge import Measurement
 from quantpipe.report import Progress, no_progress
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from quantpipe.errors import DataError
 from quantpipe.evaluate.intervals import DEFAULT_CONFIDENCE, design_effect, t_quantile, tango_interval
-from quantpipe.gate import Measurement
+from quantpipe.gate.judge import Measurement
 
 
 def paired_accuracy(

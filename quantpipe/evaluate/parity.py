@@ -21,7 +21,7 @@ from quantpipe.engine.request import SamplingParams
 from quantpipe.engine.tokenizer import Tokenizer
 from quantpipe.errors import ArtifactError
 from quantpipe.formats.artifact_writer import QuantWeight
-from quantpipe.gate_report import ParityRow
+from quantpipe.gate.report import ParityRow
 from quantpipe.quantize.fake_quant import fake_quantize, fake_quantized_logits
 
 # Int8 activation rules: what vLLM and our runtime run, and what compressed-tensors simulates inside transformers.

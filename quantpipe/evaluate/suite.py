@@ -30,7 +30,7 @@ from quantpipe.evaluate.tasks import (
     read_task,
     read_task_configs,
 )
-from quantpipe.gate import Measurement
+from quantpipe.gate.judge import Measurement
 from quantpipe.report import Item, Progress, no_progress
 
 SUITE_NAME = "suite.yaml"

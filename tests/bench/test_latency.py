@@ -23,8 +23,8 @@ from quantpipe.bench.latency import (
 )
 from quantpipe.engine.request import FinishReason, RequestOutput, SamplingParams, StepOutput
 from quantpipe.errors import DataError, RecipeError
-from quantpipe.gate import Limit, Measurement, Verdict, is_known_metric, judge, measurement_problem
-from quantpipe.recipe import BenchSection
+from quantpipe.gate.judge import Limit, Measurement, Verdict, is_known_metric, judge, measurement_problem
+from quantpipe.recipe.schema import BenchSection
 
 TEXT = tuple(range(5000))
 

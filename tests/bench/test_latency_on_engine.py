@@ -7,8 +7,8 @@ from quantpipe.bench.latency import run_bench
 from quantpipe.bench.workload import vocabulary_text
 from quantpipe.engine.config import EngineConfig
 from quantpipe.engine.engine import Engine
-from quantpipe.gate import measurement_problem
-from quantpipe.recipe import BenchSection
+from quantpipe.gate.judge import measurement_problem
+from quantpipe.recipe.schema import BenchSection
 
 
 def test_two_real_engines_are_benched_and_left_idle(random_llama: Callable[..., Path]) -> None:

@@ -13,7 +13,7 @@ from quantpipe.engine.config import EngineConfig
 from quantpipe.engine.engine import Engine
 from quantpipe.errors import DataError
 from quantpipe.evaluate.divergence import DivergenceResult, measure_divergence, windows_from_text
-from quantpipe.gate import Measurement, measurement_problem
+from quantpipe.gate.judge import Measurement, measurement_problem
 from tests.evaluate.conftest import VOCAB_SIZE, BigramEngine, CharCodec, random_table
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from quantpipe.errors import RecipeError
-from quantpipe.gate import (
+from quantpipe.gate.judge import (
     METRICS,
     Limit,
     Measurement,
@@ -305,7 +305,7 @@ def test_a_limit_nests_in_a_strict_model_and_takes_whole_numbers() -> None:
 
 def test_importing_the_gate_loads_neither_torch_nor_rich() -> None:
     code = (
-        "import sys, quantpipe.gate, quantpipe.gate_record, quantpipe.gate_report;"
+        "import sys, quantpipe.gate.judge, quantpipe.gate.record, quantpipe.gate.report;"
         "print([m for m in ('torch', 'rich', 'transformers', 'scipy', 'numpy') if m in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

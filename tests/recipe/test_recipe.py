@@ -8,10 +8,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quantpipe.errors import EXIT_USAGE, RecipeError
-from quantpipe.gate import Limit
-from quantpipe.model_source import FolderSource, GgufSource, HubSource, PypiSource, parse_source
-from quantpipe.recipe import W4A16, GptqSolver, Recipe, RtnSolver, load_recipe
-from quantpipe.recipe_reference import key_reference, recipe_schema, write_key_reference
+from quantpipe.gate.judge import Limit
+from quantpipe.recipe.model_source import FolderSource, GgufSource, HubSource, PypiSource, parse_source
+from quantpipe.recipe.reference import key_reference, recipe_schema, write_key_reference
+from quantpipe.recipe.schema import W4A16, GptqSolver, Recipe, RtnSolver, load_recipe
 
 REPOSITORY = Path(__file__).parent.parent
 RTN = """\

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from quantpipe.gate import Check, GateResult, Measurement, Verdict, metric_of
-from quantpipe.gate_record import RunContext
+from quantpipe.gate.judge import Check, GateResult, Measurement, Verdict, metric_of
+from quantpipe.gate.record import RunContext
 
 if TYPE_CHECKING:
     from rich.table import Table

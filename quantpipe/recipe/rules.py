@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from quantpipe.errors import RecipeError, suggest
-from quantpipe.gate import METRICS, Metric, concurrency_of, known_metric_names, metric_of
-from quantpipe.model_source import FolderSource, GgufSource, HubSource, PypiSource, absolute, parse_source
-from quantpipe.recipe_yaml import KeyPath, Problem, render_path, value_at
+from quantpipe.gate.judge import METRICS, Metric, concurrency_of, known_metric_names, metric_of
+from quantpipe.recipe.document import KeyPath, Problem, render_path, value_at
+from quantpipe.recipe.model_source import FolderSource, GgufSource, HubSource, PypiSource, absolute, parse_source
 
 SOLVER_READS_DATA = {"rtn": False, "gptq": True}
 # Folders that a recipe reads, and the file that must lie in each.

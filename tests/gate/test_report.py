@@ -6,9 +6,9 @@ import math
 import pytest
 from rich.console import Console
 
-from quantpipe.gate import GateResult, Limit, Measurement, Verdict, judge
-from quantpipe.gate_record import RunContext
-from quantpipe.gate_report import (
+from quantpipe.gate.judge import GateResult, Limit, Measurement, Verdict, judge
+from quantpipe.gate.record import RunContext
+from quantpipe.gate.report import (
     BenchRow,
     ParityRow,
     ReportSections,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from quantpipe.errors import DataError
-from quantpipe.gguf_header import read_gguf_header
+from quantpipe.sources.gguf_header import read_gguf_header
 
 # Raise it when the conversion below changes: folders in the cache are keyed by it.
 CONVERSION_VERSION = 1

@@ -8,7 +8,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from quantpipe.errors import suggest
-from quantpipe.recipe_yaml import KeyPath, Problem, describe
+from quantpipe.recipe.document import KeyPath, Problem, describe
 
 _TYPES = {
     "bool_type": "true or false",

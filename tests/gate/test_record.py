@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quantpipe.errors import DataError
-from quantpipe.gate import Limit, Measurement, Verdict, judge
-from quantpipe.gate_record import (
+from quantpipe.gate.judge import Limit, Measurement, Verdict, judge
+from quantpipe.gate.record import (
     RunContext,
     library_versions,
     machine_facts,

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from quantpipe.gate import METRICS, Metric
-from quantpipe.recipe import Recipe
+from quantpipe.gate.judge import METRICS, Metric
+from quantpipe.recipe.schema import Recipe
 
 Schema = Mapping[str, Any]
 

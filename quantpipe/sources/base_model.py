@@ -19,9 +19,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from quantpipe.errors import DataError, RecipeError, suggest
-from quantpipe.gguf_model import CONVERSION_VERSION, dequantize
-from quantpipe.model_source import FolderSource, GgufSource, HubSource, PypiSource, parse_source
-from quantpipe.recipe import ModelSection
+from quantpipe.recipe.model_source import FolderSource, GgufSource, HubSource, PypiSource, parse_source
+from quantpipe.recipe.schema import ModelSection
+from quantpipe.sources.gguf_model import CONVERSION_VERSION, dequantize
 
 GGUF_DTYPE = "bfloat16"  # what "auto" means for a file that stores no single dtype
 _HUB_FILES = (

@@ -21,9 +21,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from quantpipe import sources
 from quantpipe.errors import DataError, RecipeError
 from quantpipe.formats.artifact import Artifact
-from quantpipe.gguf_header import read_gguf_header
-from quantpipe.recipe import ModelSection
-from quantpipe.sources import BaseModel, file_digest, resolve_model
+from quantpipe.recipe.schema import ModelSection
+from quantpipe.sources.base_model import BaseModel, file_digest, resolve_model
+from quantpipe.sources.gguf_header import read_gguf_header
 
 HIDDEN, HEADS, KV_HEADS, INTERMEDIATE = 64, 4, 2, 96
 CONTROL = ["<unk>", "<|begin|>", "<|end|>", "<|turn|>"]

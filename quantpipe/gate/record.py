@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from quantpipe.errors import DataError
-from quantpipe.gate import Check, GateResult, Limit, Measurement, Verdict, overall
+from quantpipe.gate.judge import Check, GateResult, Limit, Measurement, Verdict, overall
 
 SCHEMA = "quantpipe.gate/1"
 LIBRARIES = (

@@ -21,11 +21,11 @@ from pydantic import (
 )
 
 from quantpipe.errors import RecipeError, suggest
-from quantpipe.gate import Limit
-from quantpipe.model_source import FolderSource, GgufSource, absolute, parse_source
-from quantpipe.recipe_errors import explain
-from quantpipe.recipe_rules import find_conflicts
-from quantpipe.recipe_yaml import read_document
+from quantpipe.gate.judge import Limit
+from quantpipe.recipe.document import read_document
+from quantpipe.recipe.explain import explain
+from quantpipe.recipe.model_source import FolderSource, GgufSource, absolute, parse_source
+from quantpipe.recipe.rules import find_conflicts
 
 TRANSFORMS: tuple[str, ...] = ()
 # Where a plain text is short for a mapping, and the key that the text is the value of.
