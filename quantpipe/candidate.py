@@ -16,7 +16,7 @@ from torch import nn
 from quantpipe import __version__
 from quantpipe.calibration.build import CalibrationSet, build_calibration
 from quantpipe.engine.config import EngineConfig
-from quantpipe.errors import ArtifactError, DataError
+from quantpipe.errors import ArtifactError, DataError, RecipeError
 from quantpipe.evaluate.parity import check_parity, require_parity
 from quantpipe.formats.artifact import Artifact, verify
 from quantpipe.formats.artifact_writer import estimated_bytes, quantization_config, write_artifact
@@ -52,6 +52,8 @@ def make_candidate(recipe: Recipe, base: BaseModel, config: EngineConfig, report
     Raises RecipeError and DataError before any long work where the recipe cannot be carried out.
     """
     base_artifact = Artifact.open(base.folder)
+    if base_artifact.schemes and recipe.quantize is not None:
+        raise RecipeError(f"model: {base.folder} is quantized already; give the full-precision model")
     folder = recipe.output / ARTIFACT_FOLDER
     _check_disk(recipe.output, base_artifact)
     calibration = _build_calibration(recipe, base, reporter)

@@ -109,7 +109,7 @@ def test_every_failure_has_its_exit_code_and_one_line(error: Exception, code: in
 def ending(recipe: Path, raised: str, *options: str) -> subprocess.CompletedProcess[str]:
     """Run ``quantpipe check`` in a process of its own where loading the recipe raises."""
     return run_python(
-        "import sys, quantpipe.recipe as r\nfrom quantpipe import cli\n"
+        "import sys, quantpipe.recipe.schema as r\nfrom quantpipe import cli\n"
         f"def load(*_):\n    raise {raised}\n"
         f"r.load_recipe = load\nsys.argv[1:] = {[*options, 'check', str(recipe)]!r}\ncli.main()"
     )

@@ -53,6 +53,9 @@ def _model_problems(data: Mapping[str, Any], folder: Path) -> Iterator[Problem]:
         yield Problem(path, f"{source.folder} {found}; give a model folder, a .gguf file or a hub id 'owner/name'")
     if isinstance(source, GgufSource) and not source.file.is_file():
         yield Problem(path, f"no file {source.file}; give the path of a .gguf file")
+    if isinstance(source, HubSource | FolderSource) and model.get("dtype", "auto") != "auto":
+        text = "only a GGUF file is converted, a model folder keeps its stored dtype; remove it, or convert the folder"
+        yield Problem(("model", "dtype"), text, at_key=True)
     if not isinstance(source, HubSource) and model.get("revision") is not None:
         yield Problem(("model", "revision"), "only a Hugging Face id has revisions; remove it", at_key=True)
 

@@ -119,7 +119,7 @@ class ModelSection(Section):
     revision: Annotated[str, Field(min_length=1)] | None = None
     """Branch, tag or commit of a Hugging Face id."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """What the weights are loaded as. `auto` is the stored dtype, and bfloat16 for a GGUF file."""
+    """What a GGUF file is dequantized to; `auto` is bfloat16. A model folder keeps the dtype it is stored in."""
     trust_remote_code: bool = False
     """Whether Python code in the model folder may run. Leave it off unless you have read that code."""
 

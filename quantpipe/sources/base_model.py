@@ -5,7 +5,6 @@ file or folder is complete or absent: it is made under a temporary name and rena
 """
 
 import errno
-import hashlib
 import json
 import shutil
 import subprocess
@@ -19,6 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from quantpipe.errors import DataError, RecipeError, suggest
+from quantpipe.formats.artifact import Artifact, file_digest
 from quantpipe.recipe.model_source import FolderSource, GgufSource, HubSource, PypiSource, parse_source
 from quantpipe.recipe.schema import ModelSection
 from quantpipe.sources.gguf_model import CONVERSION_VERSION, dequantize
@@ -43,7 +43,7 @@ _CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class BaseModel:
-    """A model folder ready to load. ``digest`` identifies its content: the GGUF file's, or ``folder_digest``."""
+    """A model folder ready to load. ``digest`` identifies its content: the GGUF file's, or ``Artifact.digest``."""
 
     folder: Path
     origin: str
@@ -70,7 +70,7 @@ def resolve_model(
         return BaseModel(_dequantized(source.file, digest, model, cache_folder), model.source, digest, True)
     folder = source.folder if isinstance(source, FolderSource) else _download(source, model)
     check_model_folder(folder)
-    digest = folder_digest(folder)
+    digest = Artifact.open(folder).digest
     _check_digest(model, str(folder), digest)
     return BaseModel(folder, model.source, digest, is_dequantized=False)
 
@@ -96,23 +96,6 @@ def check_model_folder(folder: Path) -> None:
             raise DataError(
                 f"{folder}: {len(missing)} of {len(named)} weight files are missing ({missing[0]}); fetch it again"
             )
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file, read in chunks."""
-    total = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            total.update(chunk)
-    return total.hexdigest()
-
-
-def folder_digest(folder: Path) -> str:
-    """SHA-256 over config.json and the weight files, in order of name: the digest that an artifact has too."""
-    total = hashlib.sha256()
-    for path in [folder / "config.json", *sorted(folder.glob("*.safetensors"))]:
-        total.update(f"{path.name}:{file_digest(path)}\n".encode())
-    return total.hexdigest()
 
 
 def _from_pypi(source: PypiSource, model: ModelSection, cache_folder: Path, pip_options: Sequence[str]) -> BaseModel:

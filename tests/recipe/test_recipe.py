@@ -13,7 +13,7 @@ from quantpipe.recipe.model_source import FolderSource, GgufSource, HubSource, P
 from quantpipe.recipe.reference import key_reference, recipe_schema, write_key_reference
 from quantpipe.recipe.schema import W4A16, GptqSolver, Recipe, RtnSolver, load_recipe
 
-REPOSITORY = Path(__file__).parent.parent
+REPOSITORY = Path(__file__).parents[2]
 RTN = """\
 version: 1
 name: legal

@@ -18,11 +18,11 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from quantpipe import sources
 from quantpipe.errors import DataError, RecipeError
-from quantpipe.formats.artifact import Artifact
+from quantpipe.formats.artifact import Artifact, file_digest
 from quantpipe.recipe.schema import ModelSection
-from quantpipe.sources.base_model import BaseModel, file_digest, resolve_model
+from quantpipe.sources import base_model
+from quantpipe.sources.base_model import BaseModel, resolve_model
 from quantpipe.sources.gguf_header import read_gguf_header
 
 HIDDEN, HEADS, KV_HEADS, INTERMEDIATE = 64, 4, 2, 96
@@ -186,7 +186,7 @@ def test_a_dequantized_folder_is_opened_by_transformers_and_by_the_runtime(dequa
     tokenizer = AutoTokenizer.from_pretrained(dequantized.folder, local_files_only=True)
     assert tokenizer.eos_token == "<|end|>"
     assert tokenizer.chat_template == "{{ messages }}"
-    assert Artifact.open(dequantized.folder).digest == sources.folder_digest(dequantized.folder)
+    assert Artifact.open(dequantized.folder).schemes == {}
 
 
 def test_digits_are_split_off_before_spaces_are_merged(dequantized: BaseModel) -> None:
@@ -206,7 +206,7 @@ def conversions(dequantized: BaseModel, monkeypatch: pytest.MonkeyPatch) -> list
         for path in dequantized.folder.iterdir():
             os.link(path, folder / path.name)
 
-    monkeypatch.setattr(sources, "dequantize", dequantize)
+    monkeypatch.setattr(base_model, "dequantize", dequantize)
     return made
 
 
@@ -226,7 +226,7 @@ def test_an_interrupted_conversion_leaves_nothing_behind(
         (folder / "model.safetensors").write_bytes(b"half")
         raise error
 
-    monkeypatch.setattr(sources, "dequantize", dequantize)
+    monkeypatch.setattr(base_model, "dequantize", dequantize)
     expected = DataError if isinstance(error, OSError) else type(error)
     with pytest.raises(expected) as caught:
         resolve_model(ModelSection(source=str(tiny_gguf)), Path(), tmp_path)
