@@ -14,6 +14,7 @@ from quantpipe.engine import engine as engine_module
 from quantpipe.engine.config import EngineConfig
 from quantpipe.engine.engine import Engine
 from quantpipe.engine.request import FinishReason, SamplingParams
+from quantpipe.engine.sampler import uniform
 from quantpipe.errors import RecipeError, RequestError
 
 CONFIG = EngineConfig(max_model_len=64, block_size=4, num_kv_blocks=20, max_num_seqs=4, max_num_batched_tokens=16)
@@ -278,6 +279,12 @@ def test_sampled_tokens_depend_on_the_seed_and_not_on_the_batch_or_preemption(fa
     for output, own in zip(outputs, params, strict=True):
         [alone] = Engine(fake_model.executor(), CONFIG).generate([[7, 8]], own)
         assert alone.token_ids == output.token_ids
+
+
+def test_each_token_has_a_draw_of_its_own(engine: Engine) -> None:
+    [output] = engine.generate([[1]], SamplingParams(max_tokens=40, temperature=1e9, seed=5))
+    # So hot that all tokens are equally likely: a draw picks its own place in the vocabulary.
+    assert output.token_ids == tuple(int(uniform(5, index) * 31) for index in range(40))
 
 
 def test_unseeded_requests_differ(engine: Engine) -> None:

@@ -101,6 +101,16 @@ def test_requests_are_admitted_in_order_of_arrival_even_if_a_later_one_would_fit
     assert list(scheduler.waiting) == [big, small]
 
 
+def test_sequence_is_not_admitted_into_the_block_that_an_older_one_needs_next() -> None:
+    scheduler = make_scheduler(num_blocks=4, block_size=4, budget=100)
+    old, young = make_seq(4, max_tokens=3), make_seq(12, max_tokens=1)
+    scheduler.add(old)
+    scheduler.add(young)
+    while scheduler.has_unfinished:
+        run(scheduler, scheduler.schedule())
+    assert scheduler.num_preemptions == 0
+
+
 def test_youngest_is_preempted_and_the_oldest_never() -> None:
     scheduler = make_scheduler(num_blocks=6, block_size=4, max_num_seqs=3, budget=32)
     old, young = make_seq(4, max_tokens=20), make_seq(4, max_tokens=20)
