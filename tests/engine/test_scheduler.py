@@ -103,7 +103,7 @@ def test_requests_are_admitted_in_order_of_arrival_even_if_a_later_one_would_fit
 
 def test_sequence_is_not_admitted_into_the_block_that_an_older_one_needs_next() -> None:
     scheduler = make_scheduler(num_blocks=4, block_size=4, budget=100)
-    old, young = make_seq(4, max_tokens=3), make_seq(12, max_tokens=1)
+    old, young = make_seq(4, max_tokens=3), make_seq(12, max_tokens=3)
     scheduler.add(old)
     scheduler.add(young)
     while scheduler.has_unfinished:
