@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from quantpipe.backends.memory import lazy_zeros
 from quantpipe.backends.protocol import BatchInput, KVCache
 from quantpipe.formats.artifact import Artifact
 from quantpipe.formats.layout import quantize_activations
@@ -64,7 +65,7 @@ class ReferenceExecutor:
         stored = torch.float32 if dtype == "auto" else torch.int8
 
         def per_layer(*extra: int, of: torch.dtype) -> tuple[Tensor, ...]:
-            return tuple(torch.zeros(*shape, *extra, dtype=of) for _ in self.description.layers)
+            return tuple(lazy_zeros((*shape, *extra), of) for _ in self.description.layers)
 
         keys, values = (per_layer(self.description.head_dim, of=stored) for _ in range(2))
         key_scales, value_scales = (() if dtype == "auto" else per_layer(1, of=torch.float32) for _ in range(2))

@@ -7,7 +7,9 @@ Shapes: S sequences (one here), T positions of the probe, V vocabulary.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
@@ -105,14 +107,15 @@ def mean_kl(expected_TV: Tensor, found_TV: Tensor) -> float:
 def _reloaded_logits(folder: Path, token_ids_ST: npt.NDArray[np.int64], trust_remote_code: bool) -> Tensor:
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(
-        folder,
-        dtype=torch.float32,
-        local_files_only=True,
-        use_safetensors=True,
-        trust_remote_code=trust_remote_code,
-        attn_implementation="sdpa",
-    ).eval()
+    with redirect_stderr(StringIO()):  # compressed-tensors draws bars that no setting turns off
+        model = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=torch.float32,
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=trust_remote_code,
+            attn_implementation="sdpa",
+        ).eval()
     with torch.inference_mode():
         logits_TV: Tensor = model(input_ids=torch.from_numpy(token_ids_ST), use_cache=False).logits[0].float()
     return logits_TV

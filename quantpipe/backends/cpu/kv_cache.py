@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from quantpipe.backends.memory import lazy_zeros
 from quantpipe.formats.layout import quantize_activations
 
 INT8_DIVISOR = 127.0
@@ -37,8 +38,8 @@ class CpuKVCache:
         """Zeroed, so that the padding of a batch reads finite numbers."""
         shape = (2 * num_kv_heads, num_blocks, block_size)
         stored = torch.float32 if dtype == "auto" else torch.int8
-        layers = (torch.zeros(*shape[:2], block_size * head_dim, dtype=stored) for _ in range(num_layers))
-        scales = (torch.zeros(shape) for _ in range(0 if dtype == "auto" else num_layers))
+        layers = (lazy_zeros((*shape[:2], block_size * head_dim), stored) for _ in range(num_layers))
+        scales = (lazy_zeros(shape, torch.float32) for _ in range(0 if dtype == "auto" else num_layers))
         return cls(num_blocks, block_size, dtype, tuple(layers), tuple(scales))
 
     @property
