@@ -13,7 +13,7 @@ from quantpipe.bench.workload import vocabulary_text
 from quantpipe.engine.config import EngineConfig
 from quantpipe.engine.engine import Engine
 from quantpipe.engine.tokenizer import Tokenizer
-from quantpipe.evaluate.divergence import measure_divergence, windows_from_text
+from quantpipe.evaluate.divergence import DivergenceResult, measure_divergence, windows_from_text
 from quantpipe.evaluate.suite import Suite, SuiteResult, compare, load_suite, run_suite
 from quantpipe.formats.artifact import Artifact
 from quantpipe.gate.judge import GateResult, Measurement, judge
@@ -46,6 +46,7 @@ class Findings:
     """What was measured, for the gate and for the report."""
 
     measurements: tuple[Measurement, ...] = ()
+    divergence: tuple[tuple[str, str], ...] = ()
     scores: tuple[ScoreRow, ...] = ()
     bench: tuple[BenchRow, ...] = ()
 
@@ -91,7 +92,7 @@ def judge_candidate(
     for note in dict.fromkeys((*baseline.backend_notes, *candidate.backend_notes)):
         reporter.note(note)
     findings = _measure(recipe, baseline, candidate, folder, questions, reporter)
-    expected = {"mean_kl": len(questions.windows), "perplexity_ratio": len(questions.windows)}
+    expected = dict.fromkeys(("mean_kl", "perplexity_ratio", "top1_agreement"), len(questions.windows))
     if questions.suite is not None:
         expected["accuracy_loss_points"] = questions.suite.num_items
     result = judge(recipe.gate, findings.measurements, expected)
@@ -99,6 +100,7 @@ def judge_candidate(
     sections = ReportSections(
         context,
         notes=_notes(base, baseline, candidate),
+        divergence=findings.divergence,
         scores=findings.scores,
         bench=findings.bench,
         parity=parity,
@@ -114,6 +116,7 @@ def _measure(
     recipe: Recipe, baseline: Engine, candidate: Engine, folder: Path, questions: Questions, reporter: Reporter
 ) -> Findings:
     measurements: list[Measurement] = []
+    facts: tuple[tuple[str, str], ...] = ()
     scores: tuple[ScoreRow, ...] = ()
     bench: tuple[BenchRow, ...] = ()
     tokenizer = Tokenizer.open(folder)
@@ -121,6 +124,7 @@ def _measure(
         reporter.stage(f"divergence on {len(questions.windows)} windows of {len(questions.windows[0])} tokens")
         divergence = measure_divergence(baseline, candidate, questions.windows, progress=reporter.progress)
         measurements += divergence.measurements
+        facts = divergence_facts(divergence)
     if questions.suite is not None:
         reporter.stage(f"suite {questions.suite.name}: {questions.suite.num_items} items, base then candidate")
         base_result = run_suite(baseline, tokenizer, questions.suite, reporter.progress)
@@ -139,7 +143,15 @@ def _measure(
         timed = run_bench({"baseline": baseline, "candidate": candidate}, recipe.bench, text, reporter.progress)
         measurements += timed.measurements
         bench = timed.summary()
-    return Findings(tuple(measurements), scores, bench)
+    return Findings(tuple(measurements), facts, scores, bench)
+
+
+def divergence_facts(divergence: DivergenceResult) -> tuple[tuple[str, str], ...]:
+    """What the report says beside the means that the gate looks at."""
+    return (
+        ("perplexity", f"baseline {divergence.base_perplexity:.3f}, candidate {divergence.cand_perplexity:.3f}"),
+        ("KL per token, nats", f"median {divergence.median_kl:.2g}, 99th percentile {divergence.p99_kl:.2g}"),
+    )
 
 
 def score_rows(base: SuiteResult, candidate: SuiteResult) -> tuple[ScoreRow, ...]:

@@ -107,7 +107,8 @@ def mean_kl(expected_TV: Tensor, found_TV: Tensor) -> float:
 def _reloaded_logits(folder: Path, token_ids_ST: npt.NDArray[np.int64], trust_remote_code: bool) -> Tensor:
     from transformers import AutoModelForCausalLM
 
-    with redirect_stderr(StringIO()):  # compressed-tensors draws bars that no setting turns off
+    # compressed-tensors draws bars, when it loads and when it first runs, that no setting turns off
+    with redirect_stderr(StringIO()), torch.inference_mode():
         model = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=torch.float32,
@@ -116,7 +117,6 @@ def _reloaded_logits(folder: Path, token_ids_ST: npt.NDArray[np.int64], trust_re
             trust_remote_code=trust_remote_code,
             attn_implementation="sdpa",
         ).eval()
-    with torch.inference_mode():
         logits_TV: Tensor = model(input_ids=torch.from_numpy(token_ids_ST), use_cache=False).logits[0].float()
     return logits_TV
 

@@ -60,13 +60,14 @@ class ParityRow:
 class ReportSections:
     """Everything the Markdown report says besides the checks. An empty part is reported as not run.
 
-    ``quantization`` are facts in order, such as ("scheme", "w8a8"). ``notes`` are caveats the reader must know, such
-    as that the baseline is itself dequantized. ``commands`` reproduce the run.
+    ``quantization`` and ``divergence`` are facts in order, such as ("scheme", "w8a8"). ``notes`` are caveats the reader
+    must know, such as that the baseline is itself dequantized. ``commands`` reproduce the run.
     """
 
     context: RunContext
     notes: Sequence[str] = ()
     scores: Sequence[ScoreRow] = ()
+    divergence: Sequence[tuple[str, str]] = ()
     bench: Sequence[BenchRow] = ()
     parity: Sequence[ParityRow] = ()
     quantization: Sequence[tuple[str, str]] = ()
@@ -145,6 +146,8 @@ def render_markdown(result: GateResult, sections: ReportSections) -> str:
         _meanings(result),
         "## Measured without a limit",
         _informational(result.informational),
+        "## Divergence",
+        _facts(dict(sections.divergence), "Not run."),
         "## Suite",
         _scores(sections.scores),
         "## Bench",

@@ -1,0 +1,185 @@
+"""From recipe to verdict on a real, trained model: what a user does, with the exit codes that a script sees."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from quantpipe import cli
+from quantpipe.engine.config import EngineConfig
+from quantpipe.engine.engine import Engine
+from quantpipe.engine.request import SamplingParams
+from quantpipe.engine.tokenizer import Tokenizer
+from quantpipe.formats.artifact import verify
+from quantpipe.gate.judge import Verdict
+from quantpipe.gate.record import read_gate_json
+
+
+def test_a_good_candidate_is_released_with_everything_on_record(finished: Path) -> None:
+    run = finished / "run"
+    result, context = read_gate_json(run / "gate.json")
+    assert result.verdict is Verdict.PASS
+    assert {check.metric for check in result.checks} == {"perplexity_ratio", "mean_kl", "accuracy_loss_points"}
+    assert {m.name for m in result.informational} >= {"top1_agreement", "tpot_ratio_c1", "output_tok_s_ratio_c1"}
+    assert context.engine["kv_dtype"] == "int8_per_token_head"
+    assert verify(run / "artifact") == []
+    parity = json.loads((run / "parity.json").read_text())["rows"]
+    assert len(parity) == 4
+    report = (run / "report.md").read_text()
+    assert report.startswith("# tiny: PASS")
+    assert "simulated, reloaded by transformers" in report
+
+
+def test_quantization_costs_something_so_the_measurement_is_real(finished: Path) -> None:
+    result, _ = read_gate_json(finished / "run" / "gate.json")
+    kl = next(check.measurement for check in result.checks if check.metric == "mean_kl")
+    assert kl is not None
+    assert 1e-4 < kl.value < 0.005
+
+
+def test_an_unchanged_recipe_uses_its_artifact_again(finished: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    written = (finished / "run" / "artifact" / "quantpipe.json").stat().st_mtime_ns
+    # another limit is another verdict, not another artifact; this one lies beyond what quantization can reach
+    arguments = ["run", str(finished / "recipe.yaml"), "--set", "gate.mean_kl.max=0.00001"]
+    assert cli.run([*arguments, "--set", f"output={finished / 'run'}"]) == 4
+    assert (finished / "run" / "artifact" / "quantpipe.json").stat().st_mtime_ns == written
+    shown = capfd.readouterr()
+    assert "unchanged since the last run" in shown.err
+    assert "FAIL" in shown.out
+    assert cli.run(["run", str(finished / "recipe.yaml"), "--quiet"]) == 0
+
+
+def test_the_artifact_loads_in_transformers_and_serves_the_same_logits(finished: Path) -> None:
+    """Compared at the first position: later ones inherit the 8-bit rounding of the ones before."""
+    artifact = finished / "run" / "artifact"
+    token_ids = Tokenizer.open(artifact).encode("def read(self):\n    return self.")
+    model = AutoModelForCausalLM.from_pretrained(artifact, dtype=torch.float32)
+    with torch.no_grad():
+        expected_TV = model(input_ids=torch.tensor([token_ids])).logits[0]
+    rows: dict[int, torch.Tensor] = {}
+    # transformers rounds activations by absmax / 127.5
+    engine = Engine.open(artifact, EngineConfig(kv_dtype="auto", num_threads=1, activation_divisor=127.5))
+    engine.generate(
+        [token_ids],
+        SamplingParams(max_tokens=0),
+        prompt_logits_sinks=[
+            lambda first, logits: rows.update({first + i: torch.tensor(row) for i, row in enumerate(logits)})
+        ],
+    )
+    served_TV = torch.stack([rows[position] for position in range(len(token_ids))])
+    # a last-bit difference may move an activation by one 8-bit step, no more than that here
+    assert torch.allclose(served_TV, expected_TV, atol=0.25)
+    assert (served_TV.argmax(-1) == expected_TV.argmax(-1)).float().mean() > 0.9
+
+
+def test_the_base_against_itself_passes_and_is_identical(make_project: Callable[[], Path], tiny_llama: Path) -> None:
+    folder = make_project()
+    assert cli.run(["gate", str(folder / "recipe.yaml"), "--artifact", str(tiny_llama), "--quiet"]) == 0
+    result, _ = read_gate_json(folder / "run" / "gate.json")
+    values = {check.metric: check.measurement.value for check in result.checks if check.measurement}
+    assert values == {"perplexity_ratio": 1.0, "mean_kl": 0.0, "accuracy_loss_points": 0.0}
+
+
+def damage(artifact: Path, folder: Path) -> Path:
+    """Permute the scales of one layer's linears, and keep the manifest consistent: only judging can notice."""
+    damaged = Path(shutil.copytree(artifact, folder / "damaged"))
+    tensors = load_file(damaged / "model.safetensors")
+    for name, tensor in tensors.items():
+        if name.startswith("model.layers.2.") and name.endswith("weight_scale"):
+            order = torch.randperm(len(tensor), generator=torch.Generator().manual_seed(0))
+            tensors[name] = tensor[order].contiguous()
+    save_file(tensors, damaged / "model.safetensors", metadata={"format": "pt"})
+    return damaged
+
+
+def test_a_damaged_artifact_fails_the_gate_and_verify_says_where(
+    finished: Path, make_project: Callable[[], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damaged = damage(finished / "run" / "artifact", tmp_path)
+    folder = make_project()
+    assert cli.run(["gate", str(folder / "recipe.yaml"), "--artifact", str(damaged), "--quiet"]) == 4
+    assert read_gate_json(folder / "run" / "gate.json")[0].verdict is Verdict.FAIL
+    capsys.readouterr()
+    assert cli.run(["verify", str(damaged)]) == 3
+    assert "model.layers.2.mlp.down_proj.weight_scale differs from its digest" in capsys.readouterr().err
+
+
+def test_an_incomplete_artifact_is_refused_before_anything_is_measured(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = Path(shutil.copytree(finished / "run" / "artifact", tmp_path / "broken"))
+    tensors = load_file(broken / "model.safetensors")
+    del tensors["model.layers.3.self_attn.o_proj.weight_scale"]
+    save_file(tensors, broken / "model.safetensors", metadata={"format": "pt"})
+    for command in (
+        ["verify", str(broken)],
+        ["serve", str(broken), "--port", "0"],
+        ["gate", str(finished / "recipe.yaml"), "--artifact", str(broken), "--quiet"],
+    ):
+        assert cli.run(command) == 3
+        lines = capsys.readouterr().err.strip().splitlines()
+        assert any("model.layers.3.self_attn.o_proj.weight_scale is missing" in line for line in lines), command
+
+
+def test_four_bits_with_gptq_make_an_artifact_and_a_verdict(make_project: Callable[[], Path], tmp_path: Path) -> None:
+    folder = make_project()
+    text = (folder / "recipe.yaml").read_text()
+    set_folder = folder / "set"
+    set_folder.mkdir()
+    samples = [
+        {"text": f"def f{n}(x):\n    return x[{n}] + {n}\n\n\nclass C{n}:\n    y = {n}\n" * 4} for n in range(40)
+    ]
+    (set_folder / "samples.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+    (set_folder / "set.yaml").write_text(
+        "version: 1\nname: tiny\nsources:\n"
+        "  - {kind: jsonl, path: samples.jsonl, fields: {text: text}, template: none}\n"
+    )
+    text = text.replace("solver: rtn", "solver: gptq").replace("scheme: w8a8", "scheme: {name: w4a16, group_size: 32}")
+    text += "calibration: {set: set, num_sequences: 16, sequence_length: 128}\n"
+    (folder / "recipe.yaml").write_text(text)
+    assert cli.run(["run", str(folder / "recipe.yaml"), "--quiet"]) in (0, 4, 5)
+    manifest = json.loads((folder / "run" / "artifact" / "quantpipe.json").read_text())
+    assert manifest["calibration"]["num_sequences"] == 16
+    assert all(0 < layer["output_error"] < 0.2 for layer in manifest["layers"])
+    assert all(layer["damp_frac"] > 0 for layer in manifest["layers"])
+
+
+def test_too_little_calibration_text_ends_with_3_and_writes_nothing(
+    make_project: Callable[[], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_project()
+    (folder / "set").mkdir()
+    rows = "".join(json.dumps({"text": f"value {n} = {n * n}"}) + "\n" for n in range(30))
+    (folder / "set" / "samples.jsonl").write_text(rows)
+    (folder / "set" / "set.yaml").write_text(
+        "version: 1\nname: tiny\nsources:\n"
+        "  - {kind: jsonl, path: samples.jsonl, fields: {text: text}, template: none}\n"
+    )
+    text = (folder / "recipe.yaml").read_text().replace("solver: rtn", "solver: gptq")
+    (folder / "recipe.yaml").write_text(text + "calibration: {set: set, num_sequences: 16, sequence_length: 128}\n")
+    assert cli.run(["run", str(folder / "recipe.yaml"), "--quiet"]) == 3
+    error = capsys.readouterr().err
+    assert "asked for 16 x 128 = 2,048 tokens" in error
+    assert "Traceback" not in error
+    assert not (folder / "run" / "artifact").exists()
+
+
+def test_a_group_size_that_does_not_divide_ends_with_2_before_calibration(
+    make_project: Callable[[], Path], random_llama: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_project()
+    model = random_llama(hidden_size=96, intermediate_size=96, head_dim=24, vocab_size=4096)
+    tiny = Path(__file__).parents[1] / "fixtures" / "tiny_llama"
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tiny / name, model / name)
+    arguments = ["run", str(folder / "recipe.yaml"), "--quiet", "--set", f"model={model}"]
+    assert cli.run([*arguments, "--set", "quantize.scheme={name: w4a16, group_size: 64}"]) == 2
+    error = capsys.readouterr().err.strip()
+    assert "64 does not divide the 96 input features of model.layers.0.self_attn.q_proj; use 32" in error
+    assert len(error.splitlines()) == 1
+    assert not (folder / "run").exists()
