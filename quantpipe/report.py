@@ -32,8 +32,10 @@ class Reporter:
 
     def stage(self, text: str) -> None:
         """Announce the next stage, with the seconds since the run began."""
+        from rich.markup import escape
+
         elapsed_s = time.monotonic() - self._started_s
-        self.console.print(f"[bold cyan]{elapsed_s:6.1f} s[/]  [bold]{text}[/]")
+        self.console.print(f"[bold cyan]{elapsed_s:6.1f} s[/]  [bold]{escape(text)}[/]")
 
     def note(self, text: str) -> None:
         """One line of detail under the current stage."""

@@ -1,0 +1,111 @@
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from quantpipe import candidate
+from quantpipe.candidate import make_candidate
+from quantpipe.engine.config import EngineConfig
+from quantpipe.errors import DataError, RecipeError
+from quantpipe.formats.artifact import Artifact
+from quantpipe.recipe.schema import Recipe
+from quantpipe.report import Reporter
+from quantpipe.sources.base_model import BaseModel
+
+CONFIG = EngineConfig(num_threads=1)
+
+
+@pytest.fixture
+def base(tiny_llama: Path) -> BaseModel:
+    return BaseModel(tiny_llama, str(tiny_llama), Artifact.open(tiny_llama).digest, is_dequantized=False)
+
+
+def recipe(base: BaseModel, output: Path, **quantize: object) -> Recipe:
+    return Recipe.model_validate(
+        {
+            "version": 1,
+            "name": "tiny",
+            "model": {"source": str(base.folder)},
+            "quantize": {"solver": {"name": "rtn"}, "scheme": {"name": "w8a8"}, **quantize},
+            "gate": {"mean_kl": {"max": 0.1}},
+            "output": output,
+        }
+    )
+
+
+def test_two_runs_write_the_same_bytes(base: BaseModel, tmp_path: Path, quiet: Reporter) -> None:
+    first, second = (make_candidate(recipe(base, tmp_path / name), base, CONFIG, quiet) for name in ("a", "b"))
+    for path in sorted(first.artifact.folder.iterdir()):
+        assert path.read_bytes() == (second.artifact.folder / path.name).read_bytes(), path.name
+
+
+def test_only_what_changes_the_tensors_makes_a_new_artifact(base: BaseModel, tmp_path: Path, quiet: Reporter) -> None:
+    def make(**quantize: object) -> candidate.Candidate:
+        return make_candidate(recipe(base, tmp_path / "run", **quantize), base, CONFIG, quiet)
+
+    assert not make().was_reused
+    assert make().was_reused
+    assert not make(scheme={"name": "w4a16", "group_size": 32}).was_reused
+    assert not make(kv_cache="int8_per_token_head").was_reused
+
+
+@pytest.mark.parametrize("damage", ["weights", "parity", "manifest"])
+def test_a_damaged_artifact_is_made_again(base: BaseModel, tmp_path: Path, quiet: Reporter, damage: str) -> None:
+    made = make_candidate(recipe(base, tmp_path / "run"), base, CONFIG, quiet)
+    folder = made.artifact.folder
+    if damage == "weights":
+        path = folder / "model.safetensors"
+        path.write_bytes(path.read_bytes()[:-1] + b"\0")
+    elif damage == "parity":
+        (folder.parent / "parity.json").write_text("{")
+    else:
+        (folder / "quantpipe.json").write_text("[]")
+    again = make_candidate(recipe(base, tmp_path / "run"), base, CONFIG, quiet)
+    assert not again.was_reused
+    assert again.artifact.digest == made.artifact.digest
+
+
+def test_a_disk_too_small_is_noticed_before_the_work(
+    base: BaseModel, tmp_path: Path, quiet: Reporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(candidate.shutil, "disk_usage", lambda _path: shutil._ntuple_diskusage(10**9, 10**9, 0))
+    with pytest.raises(DataError, match=r"0\.0 GB free, the artifact may need"):
+        make_candidate(recipe(base, tmp_path / "run"), base, CONFIG, quiet)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_quantized_base_is_refused(base: BaseModel, tmp_path: Path, quiet: Reporter) -> None:
+    artifact = make_candidate(recipe(base, tmp_path / "run"), base, CONFIG, quiet).artifact
+    again = BaseModel(artifact.folder, "again", artifact.digest, is_dequantized=False)
+    with pytest.raises(RecipeError, match="is quantized already"):
+        make_candidate(recipe(again, tmp_path / "other"), again, CONFIG, quiet)
+
+
+def test_without_quantize_the_base_is_released_as_it_is(base: BaseModel, tmp_path: Path, quiet: Reporter) -> None:
+    plain = recipe(base, tmp_path / "run").model_copy(update={"quantize": None})
+    artifact = make_candidate(plain, base, CONFIG, quiet).artifact
+    assert artifact.schemes == {}
+    assert "quantization_config" not in json.loads((artifact.folder / "config.json").read_text())
+    weights = "model.safetensors"
+    original = Artifact.open(base.folder)
+    assert artifact.tensor_names() == original.tensor_names(), weights
+
+
+def test_manifest_says_where_the_artifact_came_from(base: BaseModel, tmp_path: Path, quiet: Reporter) -> None:
+    manifest = make_candidate(recipe(base, tmp_path / "run"), base, CONFIG, quiet).artifact.manifest
+    assert manifest is not None
+    assert manifest["base"]["digest"] == base.digest
+    assert manifest["calibration"] is None
+    assert len(manifest["layers"]) == 42
+    assert manifest["versions"]["torch"]
+
+
+def test_shapes_that_fit_no_group_are_refused_before_calibration(
+    random_llama: Callable[..., Path], tiny_llama: Path, tmp_path: Path, quiet: Reporter
+) -> None:
+    odd = random_llama(hidden_size=80, intermediate_size=80, head_dim=20)
+    base = BaseModel(odd, "odd", "0", is_dequantized=False)
+    with pytest.raises(RecipeError, match="scheme w8a8, which needs no groups"):
+        make_candidate(recipe(base, tmp_path / "run", scheme={"name": "w4a16"}), base, CONFIG, quiet)
