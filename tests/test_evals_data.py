@@ -24,7 +24,7 @@ def test_every_shipped_suite_loads_and_has_a_card(suite_file: Path) -> None:
 
 
 def test_quickstart_has_enough_items_in_every_domain(tasks: dict[str, EvalTask]) -> None:
-    assert len(tasks["quickstart_choice"].docs) >= 128
+    assert len(tasks["quickstart_choice"].docs) >= 288
     assert len(tasks["quickstart_short_answer"].docs) >= 64
     for task in tasks.values():
         counts = Counter(doc["domain"] for doc in task.docs)
