@@ -7,6 +7,8 @@ blocks, quantization settings or versions makes a new one.
 import hashlib
 import json
 import shutil
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from quantpipe.formats.artifact_writer import estimated_bytes, quantization_conf
 from quantpipe.formats.scheme import WeightScheme, w4a16, w8a8
 from quantpipe.gate.record import library_versions, write_text_atomically
 from quantpipe.gate.report import ParityRow
-from quantpipe.quantize import SOLVERS
+from quantpipe.quantize import SOLVERS, TRANSFORMS
 from quantpipe.quantize.discover import DecoderBlocks, Targets, find_blocks, find_targets
 from quantpipe.quantize.loading import load_base_model
 from quantpipe.quantize.sequential import QuantizedModel, SolverSettings, quantize_blocks
@@ -69,12 +71,15 @@ def make_candidate(recipe: Recipe, base: BaseModel, config: EngineConfig, report
         scheme = scheme_of(recipe.quantize)
         blocks = find_blocks(model)
         targets = find_targets(model, blocks, recipe.quantize.ignore, scheme)
-        reporter.stage(f"quantize {len(targets.linears)} linears: {recipe.quantize.solver.name}, {scheme.name}")
+        method = ", ".join([*recipe.quantize.transforms, recipe.quantize.solver.name, scheme.name])
+        reporter.stage(f"quantize {len(targets.linears)} linears: {method}")
         quantized = _solve(recipe.quantize, model, blocks, targets, scheme, calibration, reporter)
         quantization = quantization_config(scheme, list(targets.ignored))
     reporter.stage(f"write {folder}")
     manifest = _manifest(recipe, base, calibration, quantized, fingerprint)
-    artifact = write_artifact(folder, base_artifact, quantized.weights, quantization, manifest)
+    artifact = write_artifact(
+        folder, base_artifact, quantized.weights, quantization, manifest, tensors=quantized.tensors
+    )
     reporter.stage("parity: simulated, reloaded by transformers, served")
     parity = _check_parity(model, quantized, base, artifact, config, recipe, reporter)
     return Candidate(artifact, parity, was_reused=False)
@@ -131,7 +136,24 @@ def _solve(
         settings = SolverSettings(solver.damp_frac, solver.sequential, solver.propagate == "quantized")
     token_ids_SL = calibration.token_ids if calibration is not None else None
     solve = SOLVERS[section.solver.name]
-    return quantize_blocks(model, blocks, targets, scheme, solve, settings, token_ids_SL, reporter.progress)
+    transforms = [TRANSFORMS[name] for name in section.transforms]
+    quantized = quantize_blocks(
+        model, blocks, targets, scheme, solve, settings, token_ids_SL, reporter.progress, transforms
+    )
+    for note in _transform_notes(quantized):
+        reporter.note(note)
+    return quantized
+
+
+def _transform_notes(quantized: QuantizedModel) -> Iterator[str]:
+    """How many groups of linears were transformed, and for each reason why others were not, one of them."""
+    if quantized.transformed:
+        num_changed = sum(record.producer is not None for record in quantized.transformed)
+        yield f"{num_changed} of {len(quantized.transformed)} groups of linears rescaled"
+    left = [record for record in quantized.transformed if record.producer is None]
+    for reason, num_left in Counter(record.reason for record in left).items():
+        example = next(record for record in left if record.reason == reason)
+        yield f"{num_left} left as they are, such as {', '.join(example.linears)}: {reason}"
 
 
 def _fingerprint(recipe: Recipe, base: BaseModel, calibration: CalibrationSet | None) -> str:
@@ -184,6 +206,7 @@ def _manifest(
             {"name": layer.name, "output_error": layer.output_error, "damp_frac": layer.damp_frac}
             for layer in quantized.layers
         ],
+        "transformed": [asdict(record) for record in quantized.transformed],
     }
 
 
@@ -211,7 +234,7 @@ def _check_parity(
 ) -> tuple[ParityRow, ...]:
     """Measure parity, record it beside the artifact, and refuse an artifact that lacks it. Uses up ``model``."""
     trust = recipe.model.trust_remote_code
-    rows = check_parity(model, quantized.weights, base.folder, artifact.folder, config, trust)
+    rows = check_parity(model, quantized, base.folder, artifact.folder, config, trust)
     for row in rows:
         reporter.note(f"{row.comparison}: mean KL {row.found:.2g} (tolerance {row.tolerance:.2g})")
     record = {"artifact_digest": artifact.digest, "rows": [asdict(row) for row in rows]}

@@ -6,7 +6,7 @@ and the kernel, whatever its scores say.
 Shapes: S sequences (one here), T positions of the probe, V vocabulary.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import redirect_stderr
 from dataclasses import replace
 from io import StringIO
@@ -22,9 +22,9 @@ from quantpipe.engine.engine import Engine
 from quantpipe.engine.request import SamplingParams
 from quantpipe.engine.tokenizer import Tokenizer
 from quantpipe.errors import ArtifactError
-from quantpipe.formats.artifact_writer import QuantWeight
 from quantpipe.gate.report import ParityRow
 from quantpipe.quantize.fake_quant import fake_quantize, fake_quantized_logits
+from quantpipe.quantize.sequential import QuantizedModel
 
 # Int8 activation rules: what vLLM and our runtime run, and what compressed-tensors simulates inside transformers.
 SERVED_DIVISOR, TRANSFORMERS_DIVISOR = 127.0, 127.5
@@ -49,7 +49,7 @@ PROBE_TEXT = (
 
 def check_parity(
     model: nn.Module,
-    weights: Mapping[str, QuantWeight],
+    quantized: QuantizedModel,
     base_folder: Path,
     folder: Path,
     config: EngineConfig,
@@ -66,9 +66,9 @@ def check_parity(
     alone = replace(config, kv_dtype="auto", max_num_seqs=1, max_model_len=num_tokens + 1)
     at_once, one_by_one = (replace(alone, max_num_batched_tokens=budget) for budget in (num_tokens, 1))
 
-    fake_quantize(model, {})
-    base_TV = fake_quantized_logits(model, {}, token_ids_ST, SERVED_DIVISOR)[0]
-    fake_quantize(model, weights)
+    weights = quantized.weights
+    base_TV = fake_quantized_logits(model.float(), {}, token_ids_ST, SERVED_DIVISOR)[0]
+    fake_quantize(model, quantized)
     simulated_TV = fake_quantized_logits(model, weights, token_ids_ST, SERVED_DIVISOR)[0]
     nudged_TV = fake_quantized_logits(model, weights, token_ids_ST, SERVED_DIVISOR, nudge=NUDGE)[0]
     as_reloaded_TV = fake_quantized_logits(model, weights, token_ids_ST, TRANSFORMERS_DIVISOR)[0]

@@ -29,7 +29,7 @@ from quantpipe.formats.artifact import (
     tensor_digest,
 )
 from quantpipe.formats.layout import pack
-from quantpipe.formats.scheme import WeightScheme
+from quantpipe.formats.scheme import TensorSpec, WeightScheme
 
 MAX_SHARD_BYTES = 5 * 10**9
 MANIFEST_VERSION = 1
@@ -83,16 +83,21 @@ def write_artifact(
     quantization: dict[str, Any] | None,
     manifest: Mapping[str, Any],
     max_shard_bytes: int = MAX_SHARD_BYTES,
+    tensors: Mapping[str, torch.Tensor] | None = None,
 ) -> Artifact:
-    """Write ``base`` with the modules of ``weights`` replaced into the folder ``target``, atomically.
+    """Write ``base`` with ``weights`` and ``tensors`` in place of its own into the folder ``target``, atomically.
 
-    ``manifest`` is completed with the digest of every tensor and file. An artifact already at ``target`` is replaced
-    only when the new one is complete. Returns the new artifact, reopened. Raises DataError where the disk is full or
-    the folder cannot be written.
+    ``tensors`` have the names, shapes and dtypes of stored ones. ``manifest`` is completed with the digest of every
+    tensor and file. An artifact already at ``target`` is replaced only when the new one is complete. Returns the new
+    artifact, reopened. Raises DataError where the disk is full, the folder cannot be written, or ``tensors`` do not fit
+    the base.
     """
+    tensors = tensors or {}
+    for name, tensor in tensors.items():
+        _check_replacement(base, name, tensor)
     with _atomic_folder(target) as partial:
-        shards = _plan_shards(base, weights, max_shard_bytes)
-        tensors = _write_shards(partial, base, weights, shards)
+        shards = _plan_shards(base, weights, tensors, max_shard_bytes)
+        written = _write_shards(partial, base, weights, tensors, shards)
         config = {key: value for key, value in base.config.items() if key != "quantization_config"}
         if quantization is not None:
             config["quantization_config"] = quantization
@@ -105,7 +110,7 @@ def write_artifact(
             "format_version": MANIFEST_VERSION,
             **manifest,
             "files": {path.name: file_digest(path) for path in others},
-            "tensors": tensors,
+            "tensors": written,
         }
         _write_json(partial / MANIFEST_NAME, complete)
         Artifact.open(partial)
@@ -126,12 +131,26 @@ def estimated_bytes(base: Artifact) -> int:
     return sum(tensor.file.stat().st_size for tensor in {t.file: t for t in base.stored.values()}.values())
 
 
-def _plan_shards(base: Artifact, weights: Mapping[str, QuantWeight], max_bytes: int) -> list[list[str]]:
+def _check_replacement(base: Artifact, name: str, tensor: torch.Tensor) -> None:
+    if name not in base.stored:
+        raise DataError(f"{base.folder}: tensor {name} was changed, but the base model stores none of that name")
+    found = TensorSpec(dtype_name(tensor.dtype), tuple(tensor.shape))
+    stored = base.stored[name].spec
+    if found != stored:
+        raise DataError(
+            f"{base.folder}: tensor {name} was changed into {found.dtype} {list(found.shape)}, but the base model "
+            f"stores {stored.dtype} {list(stored.shape)}; convert the base model to one dtype"
+        )
+
+
+def _plan_shards(
+    base: Artifact, weights: Mapping[str, QuantWeight], changed: Mapping[str, torch.Tensor], max_bytes: int
+) -> list[list[str]]:
     """Names of base tensors per shard, in order of name, so that no shard grows beyond ``max_bytes``."""
     shards: list[list[str]] = [[]]
     size = 0
     for name in sorted(base.stored):
-        num_bytes = sum(t.nbytes for t in _replacement(base, weights, name).values())
+        num_bytes = sum(t.nbytes for t in _replacement(base, weights, changed, name).values())
         if shards[-1] and size + num_bytes > max_bytes:
             shards.append([])
             size = 0
@@ -141,7 +160,11 @@ def _plan_shards(base: Artifact, weights: Mapping[str, QuantWeight], max_bytes: 
 
 
 def _write_shards(
-    partial: Path, base: Artifact, weights: Mapping[str, QuantWeight], shards: list[list[str]]
+    partial: Path,
+    base: Artifact,
+    weights: Mapping[str, QuantWeight],
+    changed: Mapping[str, torch.Tensor],
+    shards: list[list[str]],
 ) -> dict[str, dict[str, Any]]:
     written: dict[str, dict[str, Any]] = {}
     weight_map: dict[str, str] = {}
@@ -150,7 +173,8 @@ def _write_shards(
         file_name = WEIGHTS_NAME if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         tensors: dict[str, torch.Tensor] = {}
         for name in names:
-            tensors |= {key: tensor.contiguous() for key, tensor in _replacement(base, weights, name).items()}
+            stored = _replacement(base, weights, changed, name)
+            tensors |= {key: tensor.contiguous() for key, tensor in stored.items()}
         save_file(tensors, partial / file_name, metadata={"format": "pt"})
         written |= {name: _entry(tensor) for name, tensor in tensors.items()}
         weight_map |= dict.fromkeys(tensors, file_name)
@@ -160,12 +184,14 @@ def _write_shards(
     return dict(sorted(written.items()))
 
 
-def _replacement(base: Artifact, weights: Mapping[str, QuantWeight], name: str) -> dict[str, torch.Tensor]:
-    """What is stored in place of the base tensor ``name``: itself, or a quantized module's tensors."""
+def _replacement(
+    base: Artifact, weights: Mapping[str, QuantWeight], changed: Mapping[str, torch.Tensor], name: str
+) -> dict[str, torch.Tensor]:
+    """What is stored in place of the base tensor ``name``: its quantized or changed form, or itself."""
     module, _, suffix = name.rpartition(".")
     if suffix == "weight" and module in weights:
         return weights[module].stored_tensors(module)
-    return {name: base.tensor(name)}
+    return {name: changed[name] if name in changed else base.tensor(name)}
 
 
 # Dtype names as safetensors spells them in a file's header.

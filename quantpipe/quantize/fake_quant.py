@@ -10,14 +10,16 @@ from torch import Tensor, nn
 
 from quantpipe.formats.artifact_writer import QuantWeight
 from quantpipe.formats.layout import decode
-from quantpipe.quantize.sequential import fake_quantize_input
+from quantpipe.quantize.sequential import QuantizedModel, fake_quantize_input
 
 
 @torch.no_grad()
-def fake_quantize(model: nn.Module, weights: Mapping[str, QuantWeight]) -> None:
-    """Turn ``model`` into float32 and replace each quantized linear's weight by q * scale, in place."""
+def fake_quantize(model: nn.Module, quantized: QuantizedModel) -> None:
+    """Turn ``model`` into float32, replace each quantized weight by q * scale and each changed tensor, in place."""
     model.float()
-    for name, weight in weights.items():
+    for name, tensor in quantized.tensors.items():
+        model.get_parameter(name).copy_(tensor)
+    for name, weight in quantized.weights.items():
         linear = model.get_submodule(name)
         assert isinstance(linear, nn.Linear)
         linear.weight.copy_(decode(weight.q_NK, weight.scale_NG))

@@ -8,8 +8,7 @@ Shapes: S sequences, L tokens per sequence, D hidden size, T tokens, N out_featu
 import copy
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -20,13 +19,12 @@ from quantpipe.errors import DataError
 from quantpipe.formats.artifact_writer import QuantWeight
 from quantpipe.formats.layout import decode, quantize_activations
 from quantpipe.formats.scheme import WeightScheme
+from quantpipe.quantize.block_runs import Batch, StopForwardError, capture_block_inputs, run_block
 from quantpipe.quantize.discover import DecoderBlocks, Targets, shared_input_groups
 from quantpipe.quantize.observers import HessianObserver
 from quantpipe.quantize.solver import Solution, Solver, SolverInput, output_error
+from quantpipe.quantize.transform import Transform, TransformInput, TransformRecord
 from quantpipe.report import Progress
-
-# Enough rows for a matrix product to run at full speed, few enough that a block's activations stay small.
-TOKENS_PER_BATCH = 4096
 
 
 @dataclass(frozen=True)
@@ -54,22 +52,16 @@ class LayerRecord:
 
 @dataclass(frozen=True)
 class QuantizedModel:
-    """Every quantized linear by its full name, and a record of each."""
+    """Every quantized linear by its full name, and a record of each.
+
+    ``tensors`` are the tensors that transforms changed beside those weights (norms, biases), by their full names and
+    as they are stored; ``transformed`` is what was done to each group of linears.
+    """
 
     weights: Mapping[str, QuantWeight]
     layers: tuple[LayerRecord, ...]
-
-
-@dataclass
-class _Batch:
-    """Hidden states [S, L, D] of some sequences between two blocks, and what else a block is called with."""
-
-    hidden_SLD: Tensor
-    kwargs: dict[str, Any]
-
-
-class _StopForwardError(Exception):
-    """Ends a forward pass once what was wanted has been seen."""
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    transformed: tuple[TransformRecord, ...] = ()
 
 
 @torch.no_grad()
@@ -82,40 +74,53 @@ def quantize_blocks(
     settings: SolverSettings | None,
     token_ids_SL: npt.NDArray[np.int64] | None,
     progress: Progress,
+    transforms: Sequence[Transform] = (),
 ) -> QuantizedModel:
-    """Quantize every target. ``settings`` and ``token_ids_SL`` are both None for a solver that reads no data."""
-    batches = [] if token_ids_SL is None else _capture_block_inputs(model, blocks, token_ids_SL)
+    """Rewrite every block by ``transforms``, in their order, and quantize every target.
+
+    ``settings`` is None for a solver that reads no data, and ``token_ids_SL`` where no transform reads any either.
+    """
+    batches = [] if token_ids_SL is None else capture_block_inputs(model, blocks, token_ids_SL)
     weights: dict[str, QuantWeight] = {}
     records: list[LayerRecord] = []
+    tensors: dict[str, Tensor] = {}
+    transformed: list[TransformRecord] = []
+    propagate_quantized = settings is None or settings.propagate_quantized
     for index in progress(range(len(blocks.blocks)), len(blocks.blocks), "blocks quantized"):
         name = blocks.name(index)
         inside = targets.inside(name)
         block = copy.deepcopy(blocks.blocks[index]).float()
-        if settings is not None and not settings.propagate_quantized:
-            original_outputs = [_run_block(block, batch) for batch in batches]
+        if not propagate_quantized:
+            original_outputs = [run_block(block, batch) for batch in batches]
         linears = _linears(block, inside)
+        for transform in transforms:
+            done = transform(TransformInput(block, blocks.blocks[index], linears, batches, scheme))
+            transformed += [_with_full_names(record, name) for record in done]
+        tensors |= _changed_tensors(blocks.blocks[index], block, name, linears)
         if scheme.activation_bits is not None:
             for linear in linears.values():
                 linear.register_forward_pre_hook(fake_quantize_input)
         for leaves in _groups(block, linears, batches):
             hessian_KK = None if settings is None else _collect(block, linears[leaves[0]], batches)
-            solved = _solve_together({leaf: inside[leaf] for leaf in leaves}, scheme, solver, hessian_KK, settings)
+            scale_dtype = inside[leaves[0]].weight.dtype
+            group = {leaf: linears[leaf] for leaf in leaves}
+            solved = _solve_together(group, scheme, scale_dtype, solver, hessian_KK, settings)
             for leaf, (weight, record) in solved.items():
                 weights[f"{name}.{leaf}"] = weight
                 records.append(LayerRecord(f"{name}.{leaf}", *record))
                 if settings is None or settings.sequential:
                     linears[leaf].weight.copy_(decode(weight.q_NK, weight.scale_NG))
-        if settings is None or index + 1 == len(blocks.blocks):
+        if not batches or index + 1 == len(blocks.blocks):
             continue
-        if settings.propagate_quantized:
+        if propagate_quantized:
             for leaf, linear in linears.items():
                 weight = weights[f"{name}.{leaf}"]
                 linear.weight.copy_(decode(weight.q_NK, weight.scale_NG))
         for number, batch in enumerate(batches):
-            batch.hidden_SLD = _run_block(block, batch) if settings.propagate_quantized else original_outputs[number]
+            batch.hidden_SLD = run_block(block, batch) if propagate_quantized else original_outputs[number]
     for name in targets.linears.keys() - weights.keys():
         raise DataError(f"{name}: no calibration token reached this layer; calibrate on more tokens, or ignore it")
-    return QuantizedModel(weights, tuple(records))
+    return QuantizedModel(weights, tuple(records), tensors, tuple(transformed))
 
 
 def fake_quantize_input(module: nn.Module, args: tuple[Tensor, ...], divisor: float = 127.0) -> tuple[Tensor, ...]:
@@ -125,17 +130,40 @@ def fake_quantize_input(module: nn.Module, args: tuple[Tensor, ...], divisor: fl
     return ((q_TK.float() * scale_T1).reshape(x.shape).to(x.dtype), *args[1:])
 
 
+def _changed_tensors(
+    original: nn.Module, block: nn.Module, name: str, linears: Mapping[str, nn.Linear]
+) -> dict[str, Tensor]:
+    """Parameters that transforms changed and that are not about to be quantized, by full name and as stored.
+
+    The work copy takes on the stored values, so that what follows is computed with what is going to be read back.
+    """
+    changed: dict[str, Tensor] = {}
+    for leaf, before in original.named_parameters():
+        parameter = block.get_parameter(leaf)
+        if leaf.removesuffix(".weight") in linears or torch.equal(parameter, before.float()):
+            continue
+        changed[f"{name}.{leaf}"] = parameter.to(before.dtype, copy=True)
+        parameter.copy_(changed[f"{name}.{leaf}"])
+    return changed
+
+
+def _with_full_names(record: TransformRecord, block_name: str) -> TransformRecord:
+    linears = tuple(f"{block_name}.{leaf}" for leaf in record.linears)
+    producer = None if record.producer is None else f"{block_name}.{record.producer}"
+    return replace(record, linears=linears, producer=producer)
+
+
 def _solve_together(
     group: Mapping[str, nn.Linear],
     scheme: WeightScheme,
+    scale_dtype: torch.dtype,
     solver: Solver,
     hessian_KK: Tensor | None,
     settings: SolverSettings | None,
 ) -> dict[str, tuple[QuantWeight, tuple[float, float, float]]]:
     """Solve linears that read the same input as one matrix (rows are independent), and split the result again."""
     started_s = time.monotonic()
-    scale_dtype = next(iter(group.values())).weight.dtype
-    stacked_NK = torch.cat([linear.weight.detach().float() for linear in group.values()])
+    stacked_NK = torch.cat([linear.weight for linear in group.values()])
     damp_frac = settings.damp_frac if settings is not None else 0.0
     solution = solver(SolverInput(stacked_NK, scheme, scale_dtype, hessian_KK, damp_frac))
     seconds = (time.monotonic() - started_s) / len(group)
@@ -154,7 +182,7 @@ def _linears(block: nn.Module, names: Iterable[str]) -> dict[str, nn.Linear]:
     return {name: module for name in names if isinstance(module := block.get_submodule(name), nn.Linear)}
 
 
-def _groups(block: nn.Module, linears: Mapping[str, nn.Linear], batches: Sequence[_Batch]) -> list[list[str]]:
+def _groups(block: nn.Module, linears: Mapping[str, nn.Linear], batches: Sequence[Batch]) -> list[list[str]]:
     """Linears that read the same tensor, in order of execution; one by one where there is no data to observe."""
     if not batches:
         return [[leaf] for leaf in linears]
@@ -166,73 +194,25 @@ def _groups(block: nn.Module, linears: Mapping[str, nn.Linear], batches: Sequenc
 
     # Prepended: the input is looked at before an activation hook replaces it with a tensor of its own.
     hooks = [linear.register_forward_pre_hook(note(leaf), prepend=True) for leaf, linear in linears.items()]
-    probe = _Batch(batches[0].hidden_SLD[:1], _first_sequence(batches[0].kwargs, len(batches[0].hidden_SLD)))
-    _run_block(block, probe)
+    run_block(block, batches[0].first_sequence(torch.float32))
     for hook in hooks:
         hook.remove()
     return shared_input_groups(seen)
 
 
-def _collect(block: nn.Module, linear: nn.Linear, batches: Sequence[_Batch]) -> Tensor:
+def _collect(block: nn.Module, linear: nn.Linear, batches: Sequence[Batch]) -> Tensor:
     """The mean of x^T x over everything ``linear`` reads, with the block's weights as they now stand."""
     observer = HessianObserver(linear.in_features)
 
     def observe(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
         observer.update(args[0])
-        raise _StopForwardError
+        raise StopForwardError
 
     hook = linear.register_forward_pre_hook(observe)
     for batch in batches:
         try:
-            _run_block(block, batch)
-        except _StopForwardError:
+            run_block(block, batch)
+        except StopForwardError:
             continue
     hook.remove()
     return observer.mean_KK
-
-
-def _capture_block_inputs(model: nn.Module, blocks: DecoderBlocks, token_ids_SL: npt.NDArray[np.int64]) -> list[_Batch]:
-    """Run the model up to its first block, a few sequences at a time, and keep what the block is called with."""
-    captured: list[_Batch] = []
-
-    def capture(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        hidden = args[0] if args else kwargs.pop("hidden_states")
-        captured.append(_Batch(hidden.float(), {key: _to_float(value) for key, value in kwargs.items()}))
-        raise _StopForwardError
-
-    hook = blocks.blocks[0].register_forward_pre_hook(capture, with_kwargs=True)
-    sequences_per_batch = max(1, TOKENS_PER_BATCH // token_ids_SL.shape[1])
-    for start in range(0, len(token_ids_SL), sequences_per_batch):
-        try:
-            # Without use_cache=False a block run again would attend to the keys of its earlier runs.
-            model(input_ids=torch.from_numpy(token_ids_SL[start : start + sequences_per_batch]), use_cache=False)
-        except _StopForwardError:
-            continue
-    hook.remove()
-    return captured
-
-
-def _run_block(block: nn.Module, batch: _Batch) -> Tensor:
-    output = block(batch.hidden_SLD, **batch.kwargs)
-    hidden_SLD: Tensor = output[0] if isinstance(output, tuple) else output
-    return hidden_SLD
-
-
-def _to_float(value: Any) -> Any:
-    """Floating tensors, also inside tuples, in float32; anything else unchanged."""
-    if isinstance(value, tuple):
-        return tuple(_to_float(part) for part in value)
-    if isinstance(value, Tensor) and value.is_floating_point():
-        return value.float()
-    return value
-
-
-def _first_sequence(value: Any, num_sequences: int) -> Any:
-    """The part of a block's keyword arguments that belongs to the first sequence of a batch."""
-    if isinstance(value, dict):
-        return {key: _first_sequence(part, num_sequences) for key, part in value.items()}
-    if isinstance(value, tuple):
-        return tuple(_first_sequence(part, num_sequences) for part in value)
-    if isinstance(value, Tensor) and value.ndim > 0 and len(value) == num_sequences:
-        return value[:1]
-    return value

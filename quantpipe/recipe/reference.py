@@ -51,7 +51,8 @@ def summary(recipe: Recipe) -> str:
     lines = [f"{recipe.name}: legal", f"  model     {recipe.model.source}"]
     if recipe.quantize is not None:
         scheme = " ".join(str(value) for value in recipe.quantize.scheme.model_dump().values())
-        lines.append(f"  quantize  {recipe.quantize.solver.name} to {scheme}, kv_cache {recipe.quantize.kv_cache}")
+        method = " + ".join([*recipe.quantize.transforms, recipe.quantize.solver.name])
+        lines.append(f"  quantize  {method} to {scheme}, kv_cache {recipe.quantize.kv_cache}")
     if recipe.calibration is not None:
         shape = f"{recipe.calibration.num_sequences} x {recipe.calibration.sequence_length} tokens"
         lines.append(f"  calibrate {shape} of {recipe.calibration.set}")

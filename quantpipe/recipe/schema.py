@@ -27,7 +27,7 @@ from quantpipe.recipe.explain import explain
 from quantpipe.recipe.model_source import FolderSource, GgufSource, absolute, parse_source
 from quantpipe.recipe.rules import find_conflicts
 
-TRANSFORMS: tuple[str, ...] = ()
+TRANSFORMS: tuple[str, ...] = ("smoothquant",)
 # Where a plain text is short for a mapping, and the key that the text is the value of.
 SHORTHANDS: dict[tuple[str, ...], str] = {
     ("model",): "source",
@@ -125,7 +125,7 @@ class ModelSection(Section):
 
 
 class CalibrationSection(Section):
-    """The texts that a solver learns from. Only for solvers that read data."""
+    """The texts that solvers and transforms learn from. Only where one of them reads data."""
 
     set: RecipePath
     """Folder of a calibration set (it holds `set.yaml`)."""
@@ -187,7 +187,9 @@ class QuantizeSection(Section):
     """How the weights become small: transforms, then one solver, into one scheme."""
 
     transforms: Annotated[tuple[Transform, ...], Field(strict=False)] = ()
-    """Rewritings that leave the model's function as it is and make it easier to quantize. None exist yet."""
+    """Rewritings that leave the model's function as it is and make it easier to quantize, in order. Known:
+    `smoothquant`, which moves outlier channels of the activations into the weights; it needs `calibration` and a scheme
+    with 8-bit activations."""
     solver: RtnSolver | GptqSolver = Field(discriminator="name", json_schema_extra=_or_text)
     """How the rounded weights are found. `solver: rtn` is short for `solver: {name: rtn}`."""
     scheme: W4A16 | W8A8 = Field(discriminator="name", json_schema_extra=_or_text)
@@ -258,7 +260,7 @@ class Recipe(Section):
     model: ModelSection = Field(json_schema_extra=_or_text)
     """The base model."""
     calibration: CalibrationSection | None = None
-    """The texts that a solver learns from."""
+    """The texts that solvers and transforms learn from."""
     quantize: QuantizeSection | None = None
     """How the weights become small. Absent: the base model is released as it is."""
     engine: EngineSection = EngineSection()

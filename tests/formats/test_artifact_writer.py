@@ -116,3 +116,20 @@ def test_code_and_pickles_do_not_travel(random_llama: Callable[..., Path], tmp_p
     assert "chat_template.jinja" in names
     assert "generation_config.json" in names
     assert not names & {"modeling_custom.py", "pytorch_model.bin"}
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "message"),
+    [
+        ("model.layers.0.no_norm.weight", torch.ones(64), "stores none of that name"),
+        ("model.norm.weight", torch.ones(64, dtype=torch.float16), r"into F16 \[64\], but the base model stores F32"),
+        ("model.norm.weight", torch.ones(32), r"into F32 \[32\], but the base model stores F32 \[64\]"),
+    ],
+    ids=["name", "dtype", "shape"],
+)
+def test_changed_tensor_that_does_not_fit_the_base_is_refused(
+    random_llama: Callable[..., Path], tmp_path: Path, name: str, tensor: torch.Tensor, message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        write_artifact(tmp_path / "artifact", Artifact.open(random_llama()), {}, None, {}, tensors={name: tensor})
+    assert not (tmp_path / "artifact").exists()

@@ -48,10 +48,11 @@ def write_golden(base: Path) -> None:
         model = load_base_model(base)
         blocks = find_blocks(model)
         targets = find_targets(model, blocks, ["lm_head"], scheme)
-        weights = quantize_blocks(model, blocks, targets, scheme, solve_rtn, None, None, no_progress).weights
+        quantized = quantize_blocks(model, blocks, targets, scheme, solve_rtn, None, None, no_progress)
+        weights = quantized.weights
         declared = quantization_config(scheme, list(targets.ignored))
         write_artifact(FOLDER / name, Artifact.open(base), weights, declared, {"kv_cache": "auto"})
-        fake_quantize(model, weights)
+        fake_quantize(model, quantized)
         logits = fake_quantized_logits(model, weights, np.array([TOKEN_IDS]), divisor=127.0)[0]
         save_file({"token_ids": torch.tensor(TOKEN_IDS), "logits": logits.contiguous()}, FOLDER / f"{name}.logits")
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from quantpipe.errors import EXIT_USAGE, RecipeError
 from quantpipe.gate.judge import Limit
 from quantpipe.recipe.model_source import FolderSource, GgufSource, HubSource, PypiSource, parse_source
-from quantpipe.recipe.reference import key_reference, recipe_schema, write_key_reference
+from quantpipe.recipe.reference import key_reference, recipe_schema, summary, write_key_reference
 from quantpipe.recipe.schema import W4A16, GptqSolver, Recipe, RtnSolver, load_recipe
 
 REPOSITORY = Path(__file__).parents[2]
@@ -173,7 +173,7 @@ MISTAKES = {
     "transform": (
         "  scheme: w8a8",
         "  scheme: w8a8\n  transforms: [awq]",
-        "r.yaml:7:16: quantize.transforms[0]: unknown transform 'awq'; (known: none)",
+        "r.yaml:7:16: quantize.transforms[0]: unknown transform 'awq'; (known: smoothquant)",
     ),
     "bad regular expression": (
         "  scheme: w8a8",
@@ -288,6 +288,23 @@ MISTAKES = {
         "calibration: {set: set}",
         "r.yaml:11:1: calibration: solver 'rtn' reads no data; remove the calibration section",
     ),
+    "transform that needs data": (
+        "  scheme: w8a8",
+        "  scheme: w8a8\n  transforms: [smoothquant]",
+        "r.yaml:7:16: quantize.transforms[0]: transform 'smoothquant' reads calibration data; add a calibration "
+        "section",
+    ),
+    "transform of activations that stay as they are": (
+        "  scheme: w8a8",
+        "  scheme: w4a16\n  transforms: [smoothquant]\ncalibration: {set: set}",
+        "r.yaml:7:16: quantize.transforms[0]: transform 'smoothquant' makes activations easier to round, and scheme "
+        "'w4a16' does not round them; use scheme w8a8, or remove the transform",
+    ),
+    "transform listed twice": (
+        "  scheme: w8a8",
+        "  scheme: w8a8\n  transforms: [smoothquant, smoothquant]\ncalibration: {set: set}",
+        "r.yaml:7:29: quantize.transforms[1]: found 'smoothquant' twice; list each transform once",
+    ),
     "data and nothing to quantize": (
         "quantize:\n  solver: rtn\n  scheme: w8a8\n",
         "calibration: {set: set}\n",
@@ -383,6 +400,15 @@ MISTAKES = {
         "r.yaml:14:9: output: found the tag tag:yaml.org,2002:python/name:os.system; write a plain value",
     ),
 }
+
+
+def test_data_may_be_given_for_a_transform_alone(folder: Path) -> None:
+    text = RTN.replace("  scheme: w8a8\n", "  scheme: w8a8\n  transforms: [smoothquant]\n")
+    (folder / "r.yaml").write_text(text + "calibration: {set: set}\n")
+    recipe = load_recipe(folder / "r.yaml")
+    assert recipe.quantize is not None
+    assert recipe.quantize.transforms == ("smoothquant",)
+    assert "smoothquant + rtn to w8a8" in summary(recipe)
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
