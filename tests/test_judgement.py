@@ -1,0 +1,61 @@
+from pathlib import Path
+
+import pytest
+
+from quantpipe.errors import DataError
+from quantpipe.evaluate.suite import ItemResult, SuiteResult
+from quantpipe.judgement import engine_config, read_questions, score_rows
+from quantpipe.recipe.schema import EngineSection, Recipe
+
+EVALS = Path(__file__).parents[1] / "evals" / "quickstart"
+
+
+def recipe(tmp_path: Path, **sections: object) -> Recipe:
+    plain = {"version": 1, "name": "x", "model": {"source": "m"}, "gate": {"mean_kl": {"max": 1.0}}, "output": tmp_path}
+    return Recipe.model_validate(plain | sections)
+
+
+def test_every_engine_setting_of_a_recipe_reaches_the_engine(tmp_path: Path) -> None:
+    section = {
+        "backend": "reference",
+        "max_model_len": 99,
+        "max_num_seqs": 3,
+        "max_num_batched_tokens": 77,
+        "num_threads": 2,
+    }
+    assert set(section) == set(EngineSection.model_fields)
+    config = engine_config(recipe(tmp_path, engine=section))
+    assert {name: getattr(config, name) for name in section} == section
+    assert config.kv_dtype is None  # the manifest decides
+
+
+def test_questions_are_read_before_any_work(tmp_path: Path, tiny_llama: Path) -> None:
+    divergence = {"text": EVALS / "held_out", "num_windows": 4, "window_tokens": 32}
+    asked = recipe(tmp_path, evaluate={"suite": EVALS, "divergence": divergence})
+    questions = read_questions(asked, tiny_llama)
+    assert questions.suite is not None
+    assert questions.suite.num_items >= 180
+    assert [len(window) for window in questions.windows] == [32] * 4
+
+
+def test_too_little_held_out_text_is_an_error_with_counts(tmp_path: Path, tiny_llama: Path) -> None:
+    text = tmp_path / "short.txt"
+    text.write_text("a few words only")
+    asked = recipe(tmp_path, evaluate={"suite": EVALS, "divergence": {"text": text}})
+    with pytest.raises(DataError, match="16 are needed"):
+        read_questions(asked, tiny_llama)
+
+
+def test_scores_count_flips_in_both_directions() -> None:
+    def result(*correct: bool) -> SuiteResult:
+        items = (
+            ItemResult("t", str(n), "code" if n < 3 else "prose", str(n), right, "same", "")
+            for n, right in enumerate(correct)
+        )
+        return SuiteResult("s", "d", tuple(items))
+
+    rows = score_rows(result(True, True, False, True), result(False, True, True, True))
+    assert [(r.task, r.num_items, r.baseline_correct, r.candidate_correct, r.num_lost, r.num_gained) for r in rows] == [
+        ("code", 3, 2, 2, 1, 1),
+        ("prose", 1, 1, 1, 0, 0),
+    ]

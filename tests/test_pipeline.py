@@ -1,0 +1,42 @@
+from pathlib import Path
+
+import pytest
+
+from quantpipe.errors import ArtifactError
+from quantpipe.pipeline import gate_artifact, run_recipe
+from quantpipe.recipe.schema import Recipe
+from quantpipe.report import Reporter
+
+
+def recipe(model: Path, output: Path) -> Recipe:
+    """Bench metrics only: nothing is evaluated, so that little runs."""
+    return Recipe.model_validate(
+        {
+            "version": 1,
+            "name": "timed",
+            "model": {"source": str(model)},
+            "engine": {"num_threads": 1, "max_model_len": 64},
+            "bench": {"concurrency": [2], "prompt_tokens": 8, "new_tokens": 2, "repeats": 2},
+            "gate": {"tpot_ratio_c2": {"max": 1000.0}},
+            "output": output,
+        }
+    )
+
+
+def test_a_recipe_without_quantization_or_evals_still_gives_a_verdict(
+    tiny_llama: Path, tmp_path: Path, quiet: Reporter
+) -> None:
+    result = run_recipe(recipe(tiny_llama, tmp_path / "run"), Path("timed.yaml"), tmp_path / "cache", quiet)
+    assert [check.metric for check in result.checks] == ["tpot_ratio_c2"]
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert names == {"artifact", "gate.json", "parity.json", "report.md"}
+    assert "quantpipe run timed.yaml" in (tmp_path / "run" / "report.md").read_text()
+
+
+def test_an_artifact_that_is_not_there_is_refused_before_the_evals(
+    tiny_llama: Path, tmp_path: Path, quiet: Reporter
+) -> None:
+    asked = recipe(tiny_llama, tmp_path / "run")
+    with pytest.raises(ArtifactError, match="no such folder"):
+        gate_artifact(asked, Path("timed.yaml"), tmp_path / "nowhere", tmp_path / "cache", quiet)
+    assert not (tmp_path / "run").exists()
