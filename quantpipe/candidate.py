@@ -23,7 +23,7 @@ from quantpipe.evaluate.parity import check_parity, require_parity
 from quantpipe.formats.artifact import Artifact, verify
 from quantpipe.formats.artifact_writer import estimated_bytes, quantization_config, write_artifact
 from quantpipe.formats.scheme import WeightScheme, w4a16, w8a8
-from quantpipe.gate.record import library_versions, write_text_atomically
+from quantpipe.gate.record import library_versions, withdraw_verdict, write_text_atomically
 from quantpipe.gate.report import ParityRow
 from quantpipe.quantize import SOLVERS, TRANSFORMS
 from quantpipe.quantize.discover import DecoderBlocks, Targets, find_blocks, find_targets
@@ -76,6 +76,7 @@ def make_candidate(recipe: Recipe, base: BaseModel, config: EngineConfig, report
         quantized = _solve(recipe.quantize, model, blocks, targets, scheme, calibration, reporter)
         quantization = quantization_config(scheme, list(targets.ignored))
     reporter.stage(f"write {folder}")
+    withdraw_verdict(recipe.output)
     manifest = _manifest(recipe, base, calibration, quantized, fingerprint)
     artifact = write_artifact(
         folder, base_artifact, quantized.weights, quantization, manifest, tensors=quantized.tensors

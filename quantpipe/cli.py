@@ -97,14 +97,15 @@ def run_command(recipe: Path, overrides: Sequence[str], quiet: bool) -> int:
 )
 @click.option("--quiet", is_flag=True, help="Print the verdict only.")
 def gate(recipe: Path, overrides: Sequence[str], artifact: Path, quiet: bool) -> int:
-    """Judge a model folder that exists already by the questions and limits of RECIPE; make nothing."""
+    """Judge a model folder that exists already by RECIPE; write the verdict to gate-<folder> under its output."""
     from quantpipe.recipe.schema import load_recipe
 
     loaded = load_recipe(recipe, overrides)
     reporter = _reporter(quiet)
-    from quantpipe.pipeline import gate_artifact
+    from quantpipe.pipeline import gate_artifact, gate_folder
 
-    return _show_verdict(gate_artifact(loaded, recipe, artifact, _cache_folder(), reporter), loaded.output)
+    result = gate_artifact(loaded, recipe, artifact, _cache_folder(), reporter)
+    return _show_verdict(result, gate_folder(loaded, artifact))
 
 
 @commands.command()
@@ -131,6 +132,7 @@ def verify(artifact: Path) -> int:
 @click.option("--max-model-len", type=click.IntRange(min=2), help="Most tokens of one sequence.")
 @click.option("--max-num-seqs", default=16, show_default=True, type=click.IntRange(min=1))
 @click.option("--num-threads", type=click.IntRange(min=1), help="CPU threads. Default: all cores.")
+@click.option("--skip-verify", is_flag=True, help="Start without checking digests: faster for large models.")
 def serve(
     artifact: Path,
     host: str,
@@ -141,9 +143,11 @@ def serve(
     max_model_len: int | None,
     max_num_seqs: int,
     num_threads: int | None,
+    skip_verify: bool,
 ) -> None:
     """Serve ARTIFACT over the OpenAI API until interrupted."""
     from quantpipe.engine.config import EngineConfig
+    from quantpipe.formats.artifact import require_intact
     from quantpipe.serve.server import run_server
 
     config = EngineConfig(
@@ -153,6 +157,8 @@ def serve(
         max_num_seqs=max_num_seqs,
         num_threads=num_threads,
     )
+    if not skip_verify:
+        require_intact(artifact)
     run_server(artifact, config, host, port, model_name)
 
 
@@ -206,7 +212,7 @@ def run(arguments: Sequence[str]) -> int:
     except SystemExit:  # how click leaves when the pipe closes under a command's own output
         return EXIT_BROKEN_PIPE
     except (KeyboardInterrupt, click.Abort):
-        click.echo("quantpipe: interrupted; nothing half-written was kept", err=True)
+        click.echo("quantpipe: interrupted; no verdict was written, and no file is half-written", err=True)
         return EXIT_INTERRUPTED
     except Exception as error:
         if session.debug:

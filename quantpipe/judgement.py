@@ -15,13 +15,16 @@ from quantpipe.engine.engine import Engine
 from quantpipe.engine.tokenizer import Tokenizer
 from quantpipe.evaluate.divergence import DivergenceResult, measure_divergence, windows_from_text
 from quantpipe.evaluate.suite import Suite, SuiteResult, compare, load_suite, run_suite
-from quantpipe.formats.artifact import Artifact
-from quantpipe.gate.judge import GateResult, Measurement, judge
+from quantpipe.formats.artifact import Artifact, verify
+from quantpipe.gate.judge import GateResult, Limit, Measurement, judge
 from quantpipe.gate.record import (
+    GATE_NAME,
+    REPORT_NAME,
     RunContext,
     library_versions,
     machine_facts,
     utc_now,
+    withdraw_verdict,
     write_gate_json,
     write_text_atomically,
 )
@@ -30,7 +33,8 @@ from quantpipe.recipe.schema import DivergenceSection, Recipe
 from quantpipe.report import Reporter
 from quantpipe.sources.base_model import BaseModel
 
-GATE_NAME, REPORT_NAME = "gate.json", "report.md"
+MAX_FAULTS_SHOWN = 5
+EXACT_CONFIDENCE = 0.99  # a count has no sampling error; the gate asks for some confidence below 1
 
 
 @dataclass(frozen=True)
@@ -83,9 +87,14 @@ def judge_candidate(
     parity: Sequence[ParityRow],
     quantization: Sequence[tuple[str, str]],
     commands: Sequence[str],
+    output: Path,
     reporter: Reporter,
 ) -> GateResult:
-    """Measure base and candidate side by side, judge, and write ``gate.json`` and ``report.md`` under ``output``."""
+    """Measure base and candidate side by side, judge, and write ``gate.json`` and ``report.md`` under ``output``.
+
+    A candidate that differs from its manifest fails, whatever it scores. An earlier verdict is withdrawn first.
+    """
+    withdraw_verdict(output)
     artifact = Artifact.open(folder)
     baseline = Engine.open(base.folder, engine_config(recipe))
     candidate = Engine.open(folder, engine_config(recipe))
@@ -95,11 +104,15 @@ def judge_candidate(
     expected = dict.fromkeys(("mean_kl", "perplexity_ratio", "top1_agreement"), len(questions.windows))
     if questions.suite is not None:
         expected["accuracy_loss_points"] = questions.suite.num_items
-    result = judge(recipe.gate, findings.measurements, expected)
+    limits, measurements, faults = dict(recipe.gate), list(findings.measurements), manifest_faults(artifact)
+    if faults is not None:
+        limits.setdefault("manifest_mismatches", Limit(max=0.0))
+        measurements.append(_counted_faults(artifact, faults))
+    result = judge(limits, measurements, expected)
     context = _context(recipe, base, artifact, candidate)
     sections = ReportSections(
         context,
-        notes=_notes(base, baseline, candidate),
+        notes=(*(faults or ())[:MAX_FAULTS_SHOWN], *_notes(base, baseline, candidate)),
         divergence=findings.divergence,
         scores=findings.scores,
         bench=findings.bench,
@@ -107,8 +120,8 @@ def judge_candidate(
         quantization=quantization,
         commands=commands,
     )
-    write_gate_json(recipe.output / GATE_NAME, result, context)
-    write_text_atomically(recipe.output / REPORT_NAME, render_markdown(result, sections))
+    write_gate_json(output / GATE_NAME, result, context)
+    write_text_atomically(output / REPORT_NAME, render_markdown(result, sections))
     return result
 
 
@@ -151,6 +164,20 @@ def divergence_facts(divergence: DivergenceResult) -> tuple[tuple[str, str], ...
     return (
         ("perplexity", f"baseline {divergence.base_perplexity:.3f}, candidate {divergence.cand_perplexity:.3f}"),
         ("KL per token, nats", f"median {divergence.median_kl:.2g}, 99th percentile {divergence.p99_kl:.2g}"),
+    )
+
+
+def manifest_faults(artifact: Artifact) -> list[str] | None:
+    """Where the folder differs from its manifest; None for a folder that has none, such as a base model's."""
+    return None if artifact.manifest is None else verify(artifact.folder)
+
+
+def _counted_faults(artifact: Artifact, faults: Sequence[str]) -> Measurement:
+    num_faults, manifest = len(faults), artifact.manifest or {}
+    num_entries = len(manifest.get("tensors", {})) + len(manifest.get("files", {}))
+    detail = faults[0] if faults else "every tensor and file is as it was written"
+    return Measurement(
+        "manifest_mismatches", num_faults, num_faults, num_faults, EXACT_CONFIDENCE, num_entries, "count", detail
     )
 
 

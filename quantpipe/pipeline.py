@@ -1,10 +1,13 @@
 """A run, stage by stage: source, questions, calibration, quantization, artifact, parity, evaluation, bench, gate."""
 
+import fcntl
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from quantpipe.candidate import Candidate, make_candidate
+from quantpipe.errors import DataError
 from quantpipe.formats.artifact import Artifact
 from quantpipe.gate.judge import GateResult
 from quantpipe.judgement import engine_config, judge_candidate, read_questions
@@ -16,6 +19,11 @@ from quantpipe.sources.base_model import BaseModel, resolve_model
 
 def run_recipe(recipe: Recipe, recipe_path: Path, cache_folder: Path, reporter: Reporter) -> GateResult:
     """Make the candidate and judge it. The artifact, ``gate.json`` and ``report.md`` land under ``recipe.output``."""
+    with only_run(recipe.output):
+        return _run(recipe, recipe_path, cache_folder, reporter)
+
+
+def _run(recipe: Recipe, recipe_path: Path, cache_folder: Path, reporter: Reporter) -> GateResult:
     base = _resolve(recipe, cache_folder, reporter)
     questions = read_questions(recipe, base.folder)
     started_s = time.monotonic()
@@ -23,19 +31,51 @@ def run_recipe(recipe: Recipe, recipe_path: Path, cache_folder: Path, reporter: 
     facts = quantization_facts(recipe, candidate, time.monotonic() - started_s)
     folder = candidate.artifact.folder
     commands = (f"quantpipe run {recipe_path}{_sets(recipe.overrides)}", f"quantpipe verify {folder}")
-    return judge_candidate(recipe, base, folder, questions, candidate.parity, facts, commands, reporter)
+    return judge_candidate(recipe, base, folder, questions, candidate.parity, facts, commands, recipe.output, reporter)
 
 
 def gate_artifact(
     recipe: Recipe, recipe_path: Path, artifact: Path, cache_folder: Path, reporter: Reporter
 ) -> GateResult:
-    """Judge a model folder that stands on disk already, by the recipe's questions and limits; make nothing."""
+    """Judge a model folder that stands on disk already, by the recipe's questions and limits; make nothing.
+
+    The verdict goes to ``gate_folder``, not to ``recipe.output``, whose own verdict is about another artifact.
+    """
     base = _resolve(recipe, cache_folder, reporter)
     describe(Artifact.open(artifact))
     questions = read_questions(recipe, base.folder)
     commands = (f"quantpipe gate {recipe_path}{_sets(recipe.overrides)} --artifact {artifact}",)
     facts = (("artifact", f"{artifact}, judged as it stood on disk"),)
-    return judge_candidate(recipe, base, artifact, questions, (), facts, commands, reporter)
+    output = gate_folder(recipe, artifact)
+    return judge_candidate(recipe, base, artifact, questions, (), facts, commands, output, reporter)
+
+
+def gate_folder(recipe: Recipe, artifact: Path) -> Path:
+    """Where ``gate_artifact`` writes: a folder under the recipe's output, named after the one it judges."""
+    return recipe.output / f"gate-{artifact.resolve().name}"
+
+
+@contextmanager
+def only_run(output: Path) -> Iterator[None]:
+    """Keep a second run out of ``output`` while this one lasts.
+
+    Raises DataError where another run is there, or nothing can be written.
+    """
+    lock = output.with_name(f".{output.name}.lock")
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        file = lock.open("w")
+    except OSError as error:
+        raise DataError(f"{output}: cannot be written: {error.strerror}; choose another `output`") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise DataError(f"{output}: another run is writing here; wait for it or choose another `output`") from error
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
 
 
 def quantization_facts(recipe: Recipe, candidate: Candidate, seconds: float) -> tuple[tuple[str, str], ...]:

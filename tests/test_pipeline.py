@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from quantpipe.errors import ArtifactError
-from quantpipe.pipeline import gate_artifact, run_recipe
+from quantpipe.errors import ArtifactError, DataError
+from quantpipe.pipeline import gate_artifact, only_run, run_recipe
 from quantpipe.recipe.schema import Recipe
 from quantpipe.report import Reporter
 
@@ -27,7 +27,7 @@ def test_a_recipe_without_quantization_or_evals_still_gives_a_verdict(
     tiny_llama: Path, tmp_path: Path, quiet: Reporter
 ) -> None:
     result = run_recipe(recipe(tiny_llama, tmp_path / "run"), Path("timed.yaml"), tmp_path / "cache", quiet)
-    assert [check.metric for check in result.checks] == ["tpot_ratio_c2"]
+    assert [check.metric for check in result.checks] == ["tpot_ratio_c2", "manifest_mismatches"]
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert names == {"artifact", "gate.json", "parity.json", "report.md"}
     assert "quantpipe run timed.yaml" in (tmp_path / "run" / "report.md").read_text()
@@ -40,3 +40,21 @@ def test_an_artifact_that_is_not_there_is_refused_before_the_evals(
     with pytest.raises(ArtifactError, match="no such folder"):
         gate_artifact(asked, Path("timed.yaml"), tmp_path / "nowhere", tmp_path / "cache", quiet)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_second_run_into_the_same_output_is_refused(tmp_path: Path) -> None:
+    with (
+        only_run(tmp_path / "run"),
+        pytest.raises(DataError, match="another run is writing here"),
+        only_run(tmp_path / "run"),
+    ):
+        pass
+    with only_run(tmp_path / "run"):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_output_below_a_file_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(DataError, match="choose another `output`"), only_run(tmp_path / "file" / "run"):
+        pass

@@ -152,6 +152,14 @@ def verify(folder: Path) -> list[str]:
     return problems
 
 
+def require_intact(folder: Path) -> None:
+    """Raise ArtifactError for the first fault of a folder that has a manifest; an ordinary folder has none to break."""
+    if Artifact.open(folder).manifest is None:
+        return
+    for problem in verify(folder):
+        raise ArtifactError(f"{folder}: {problem}; make the artifact again, or fetch it again")
+
+
 def file_digest(path: Path) -> str:
     """SHA-256 of a file, read in chunks."""
     total = hashlib.sha256()

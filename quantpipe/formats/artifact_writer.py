@@ -176,6 +176,7 @@ def _write_shards(
             stored = _replacement(base, weights, changed, name)
             tensors |= {key: tensor.contiguous() for key, tensor in stored.items()}
         save_file(tensors, partial / file_name, metadata={"format": "pt"})
+        (partial / file_name).chmod(0o644)  # safetensors makes it private; servers run under other users
         written |= {name: _entry(tensor) for name, tensor in tensors.items()}
         weight_map |= dict.fromkeys(tensors, file_name)
         total_bytes += sum(tensor.nbytes for tensor in tensors.values())

@@ -57,6 +57,9 @@ METRICS: dict[str, Metric] = {
     ),
     "top1_agreement": Metric("fraction", "higher", "positions where both rank the same token first", "windows", 5),
     "accuracy_loss_points": Metric("points", "lower", "points lost on the same items (100 x fraction)", "items", 20),
+    "manifest_mismatches": Metric(
+        "count", "lower", "tensors and files that differ from the artifact's manifest; always checked", "tensors", 1
+    ),
     "ttft_ratio": Metric("ratio", "lower", "time to first token, candidate / baseline", "repeats", 1, True),
     "tpot_ratio": Metric("ratio", "lower", "time per output token, candidate / baseline", "repeats", 1, True),
     "output_tok_s_ratio": Metric(

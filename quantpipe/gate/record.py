@@ -19,6 +19,7 @@ from quantpipe.errors import DataError
 from quantpipe.gate.judge import Check, GateResult, Limit, Measurement, Verdict, overall
 
 SCHEMA = "quantpipe.gate/1"
+GATE_NAME, REPORT_NAME = "gate.json", "report.md"
 LIBRARIES = (
     "quantpipe",
     "torch",
@@ -103,6 +104,12 @@ def write_text_atomically(path: Path, text: str) -> None:
         raise DataError(
             f"{path}: cannot be written: {error.strerror or error}; free space or change `output`"
         ) from error
+
+
+def withdraw_verdict(output: Path) -> None:
+    """Remove the verdict in ``output``: it must not stand beside an artifact that it does not judge."""
+    for name in (GATE_NAME, REPORT_NAME):
+        (output / name).unlink(missing_ok=True)
 
 
 def write_gate_json(path: Path, result: GateResult, context: RunContext) -> None:

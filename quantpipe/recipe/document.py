@@ -220,7 +220,21 @@ def _convert(node: Any, path: KeyPath, document: Document, seen: set[int], place
         return dict(_pairs(node, path, document, seen, place))
     if isinstance(node, yaml.SequenceNode):
         return [_convert(item, (*path, i), document, seen, place) for i, item in enumerate(node.value)]
-    return node.value if node.style is not None or node.tag == "!" else _scalar(node.value)
+    text = _joined_surrogates(node.value)
+    if text is None:
+        document.problems.append(
+            Problem(path, "found half of a surrogate pair; write the character itself", place=here)
+        )
+        return None
+    return text if node.style is not None or node.tag == "!" else _scalar(text)
+
+
+def _joined_surrogates(text: str) -> str | None:
+    r"""Text with escaped pairs such as ``"\ud83d\ude00"`` as the character they stand for; None for a lone half."""
+    try:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16")
+    except UnicodeDecodeError:
+        return None
 
 
 def _pairs(

@@ -50,7 +50,7 @@ def explain(error: ErrorDetails, root: type[BaseModel]) -> Problem:
         return Problem(path, f"unknown {path[-1]} {context['tag']!r}{suggest(context['tag'], known)}")
     if kind == "union_tag_not_found":
         return Problem(path, f"missing key 'name' (known: {', '.join(sorted(_tags(field)))})")
-    if kind == "literal_error" and isinstance(found, str):
+    if kind == "literal_error" and isinstance(found, str) and found not in _choices(context):
         return Problem(path, f"unknown {path[-1]} {found!r}{suggest(found, _choices(context))}")
     if kind == "value_error":
         return Problem(path, str(context["error"]))
@@ -105,7 +105,7 @@ def _walk(
     for part in location:
         if alternatives:
             owner = next(model for model in alternatives if part in get_args(model.model_fields["name"].annotation))
-            alternatives = []
+            alternatives, field = [], None  # the next part is looked up in this model, not in the union's first
             continue
         if field is not None:
             owner = next(iter(_models(field)), None)

@@ -26,6 +26,7 @@ _LEGAL_BOUNDS: dict[str, tuple[Callable[[float], bool], str]] = {
     "ratio": (lambda bound: bound > 0, "more than 0"),
     "nats": (lambda bound: bound >= 0, "0 or more"),
     "fraction": (lambda bound: 0 <= bound <= 1, "0 to 1"),
+    "count": (lambda bound: bound >= 0, "0 or more"),
     "points": (lambda bound: -100 <= bound <= 100, "-100 to 100"),
 }
 
@@ -157,6 +158,8 @@ def _missing_for(name: str, metric: Metric, data: Mapping[str, Any]) -> str | No
             return f"bench.concurrency is {measured}; add {concurrency} to it"
         if value_at(bench, ("repeats",)) == 1:
             return "one repeat gives no interval to judge; raise bench.repeats to 2 or more"
+    elif metric.unit == "count":
+        return None
     elif data.get("evaluate") is None:
         return f"measured on {metric.samples}; add an evaluate section"
     elif metric.samples == "windows":

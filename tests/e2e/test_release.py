@@ -24,7 +24,12 @@ def test_a_good_candidate_is_released_with_everything_on_record(finished: Path) 
     run = finished / "run"
     result, context = read_gate_json(run / "gate.json")
     assert result.verdict is Verdict.PASS
-    assert {check.metric for check in result.checks} == {"perplexity_ratio", "mean_kl", "accuracy_loss_points"}
+    assert {check.metric for check in result.checks} == {
+        "perplexity_ratio",
+        "mean_kl",
+        "accuracy_loss_points",
+        "manifest_mismatches",
+    }
     assert {m.name for m in result.informational} >= {"top1_agreement", "tpot_ratio_c1", "output_tok_s_ratio_c1"}
     assert context.engine["kv_dtype"] == "int8_per_token_head"
     assert verify(run / "artifact") == []
@@ -80,13 +85,13 @@ def test_the_artifact_loads_in_transformers_and_serves_the_same_logits(finished:
 def test_the_base_against_itself_passes_and_is_identical(make_project: Callable[[], Path], tiny_llama: Path) -> None:
     folder = make_project()
     assert cli.run(["gate", str(folder / "recipe.yaml"), "--artifact", str(tiny_llama), "--quiet"]) == 0
-    result, _ = read_gate_json(folder / "run" / "gate.json")
+    result, _ = read_gate_json(folder / "run" / "gate-tiny_llama" / "gate.json")
     values = {check.metric: check.measurement.value for check in result.checks if check.measurement}
     assert values == {"perplexity_ratio": 1.0, "mean_kl": 0.0, "accuracy_loss_points": 0.0}
 
 
 def damage(artifact: Path, folder: Path) -> Path:
-    """Permute the scales of one layer's linears, and keep the manifest consistent: only judging can notice."""
+    """Permute the scales of one layer's linears."""
     damaged = Path(shutil.copytree(artifact, folder / "damaged"))
     tensors = load_file(damaged / "model.safetensors")
     for name, tensor in tensors.items():
@@ -103,10 +108,53 @@ def test_a_damaged_artifact_fails_the_gate_and_verify_says_where(
     damaged = damage(finished / "run" / "artifact", tmp_path)
     folder = make_project()
     assert cli.run(["gate", str(folder / "recipe.yaml"), "--artifact", str(damaged), "--quiet"]) == 4
-    assert read_gate_json(folder / "run" / "gate.json")[0].verdict is Verdict.FAIL
+    result, _ = read_gate_json(folder / "run" / "gate-damaged" / "gate.json")
+    verdicts = {check.metric: check.verdict for check in result.checks}
+    # noticed twice: by what it does to the model, and by its digests
+    assert verdicts["mean_kl"] is Verdict.FAIL
+    assert verdicts["manifest_mismatches"] is Verdict.FAIL
     capsys.readouterr()
     assert cli.run(["verify", str(damaged)]) == 3
     assert "model.layers.2.mlp.down_proj.weight_scale differs from its digest" in capsys.readouterr().err
+
+
+def test_one_flipped_bit_is_never_released_or_served(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flipped = Path(shutil.copytree(finished / "run" / "artifact", tmp_path / "flipped"))
+    path = flipped / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1000] ^= 1
+    path.write_bytes(content)
+    recipe = ["gate", str(finished / "recipe.yaml"), "--quiet", "--set", f"output={tmp_path / 'out'}"]
+    assert cli.run([*recipe, "--artifact", str(flipped)]) == 4
+    capsys.readouterr()
+    assert cli.run(["serve", str(flipped), "--port", "0"]) == 3
+    assert "differs from its digest" in capsys.readouterr().err
+
+
+def test_gating_another_folder_leaves_the_verdict_of_the_run_alone(finished: Path, tiny_llama: Path) -> None:
+    before = (finished / "run" / "gate.json").read_bytes()
+    assert cli.run(["gate", str(finished / "recipe.yaml"), "--artifact", str(tiny_llama), "--quiet"]) == 0
+    assert (finished / "run" / "gate.json").read_bytes() == before
+
+
+def test_an_old_verdict_never_stands_beside_a_new_artifact(
+    make_project: Callable[[], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_project()
+    run = ["run", str(folder / "recipe.yaml"), "--quiet"]
+    assert cli.run(run) == 0
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("quantpipe.candidate.check_parity", interrupt)
+        assert cli.run([*run, "--set", "quantize.scheme={name: w4a16, group_size: 32}"]) == 130
+    assert not (folder / "run" / "gate.json").exists()
+    assert not (folder / "run" / "report.md").exists()
+    assert cli.run(run) == 0
 
 
 def test_an_incomplete_artifact_is_refused_before_anything_is_measured(

@@ -565,6 +565,20 @@ def test_no_value_breaks_the_reader(folder: Path, key: str, value: object) -> No
         assert str(error)
 
 
+def test_an_escaped_surrogate_pair_is_its_character_and_half_of_one_is_located(folder: Path) -> None:
+    with pytest.raises(RecipeError, match="\U0001f600 does not exist"):
+        load(folder, RTN, 'model="./\\ud83d\\ude00"')
+    with pytest.raises(RecipeError, match="half of a surrogate pair"):
+        load(folder, RTN, 'model="./\\ud83d"')
+
+
+def test_the_variant_that_was_named_says_which_keys_it_has(folder: Path) -> None:
+    with pytest.raises(RecipeError, match="unknown key 'damp_fraq'; did you mean 'damp_frac'"):
+        load(folder, RTN, "quantize.solver={name: gptq, damp_fraq: 0.02}")
+    with pytest.raises(RecipeError, match=r"found '32'.*; allowed: 32"):
+        load(folder, RTN, "quantize.scheme={name: w4a16, group_size: '32'}")
+
+
 def test_the_schema_describes_every_key_and_forbids_others() -> None:
     schema = recipe_schema()
     for section in (schema, *schema["$defs"].values()):
