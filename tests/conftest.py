@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from architectures import MakeModel, save_model
 
 from quantpipe.report import Reporter
 
@@ -44,6 +45,20 @@ def random_llama(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path
         return folder
 
     return make
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> MakeModel:
+    """Gives the folder of a tiny random model of a family (see ``ARCHITECTURES``), made once for each set of fields."""
+    made: dict[str, Path] = {}
+
+    def folder_of(name: str, dtype: torch.dtype = torch.float32, **fields: Any) -> Path:
+        key = f"{name} {dtype} {sorted(fields.items())}"
+        if key not in made:
+            made[key] = save_model(tmp_path_factory.mktemp(name), name, dtype, **fields)
+        return made[key]
+
+    return folder_of
 
 
 @pytest.fixture
