@@ -1,15 +1,180 @@
-"""The base model as a transformers module, ready to be run block by block. Loads from disk only, never from a hub."""
+"""The base model as a transformers module whose decoder blocks come from disk one at a time. Never reads from a hub.
 
+Memory holds what lies outside the blocks (embeddings, final norm, head) in float32 and one block, whatever the number
+of blocks. Which dtype a tensor is stored in is read from the headers of the weight files.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from quantpipe.errors import ArtifactError, DataError
+from quantpipe.formats.artifact import Artifact
+from quantpipe.formats.artifact_writer import dtype_name
+from quantpipe.quantize.discover import DecoderBlocks, find_blocks
+
+Rewrite = Callable[[int, nn.Module], None]
+
+_DTYPES = {dtype_name(dtype): dtype for dtype in (torch.float32, torch.float16, torch.bfloat16)}
+
+
+@dataclass(frozen=True)
+class StreamedModel:
+    """A model whose blocks are read when they are asked for.
+
+    ``module`` is the transformers model: real float32 parameters outside the blocks, buffers real everywhere, the
+    parameters of the blocks on the meta device in the dtypes they are stored in. ``blocks`` are its decoder blocks.
+    """
+
+    module: nn.Module
+    blocks: DecoderBlocks
+    artifact: Artifact
+
+    @classmethod
+    def open(cls, folder: Path, trust_remote_code: bool = False, attention: str = "sdpa") -> "StreamedModel":
+        """Build the model of ``folder`` and read what lies outside its blocks; ``attention`` is transformers' name.
+
+        Raises ArtifactError where transformers does not know the model, or the folder lacks a parameter or stores it
+        in another shape; DataError where a weight outside the blocks is NaN or infinite; RecipeError where the model
+        has no decoder blocks.
+        """
+        artifact = Artifact.open(folder)
+        module = _skeleton(folder, trust_remote_code, attention)
+        blocks = find_blocks(module)
+        model = cls(module, blocks, artifact)
+        for index, block in enumerate(blocks.blocks):
+            for name, parameter in list(block.named_parameters()):
+                full_name = f"{blocks.name(index)}.{name}"
+                dtype = model.stored_dtype(full_name, parameter.shape)
+                _put(block, name, torch.empty(parameter.shape, dtype=dtype, device="meta"))
+        model._load_outside()
+        return model
+
+    def load_block(self, index: int) -> nn.Module:
+        """A copy of block ``index`` with its weights as they are stored. DataError names a NaN or infinite one."""
+        meta = self.blocks.blocks[index]
+        # What a block shares with the model is not copied: the configuration, and a replaced forward (see `running`).
+        shared = (self.module.config, vars(meta).get("forward"))
+        block: nn.Module = copy.deepcopy(meta, {id(each): each for each in shared})
+        vars(block).pop("forward", None)
+        parameters = dict(meta.named_parameters())
+        for name in meta.state_dict():
+            full_name = f"{self.blocks.name(index)}.{name}"
+            if name in parameters:
+                _put(block, name, self.stored(full_name))
+            elif full_name in self.artifact.stored:
+                block.get_buffer(name).copy_(self.stored(full_name))
+        return block
+
+    @contextmanager
+    def running(self, rewrite: Rewrite | None = None) -> Iterator[nn.Module]:
+        """A context in which ``module`` runs whole, in float32: each block is loaded when called and freed after.
+
+        ``rewrite(index, block)`` may change the loaded block in place before it runs.
+        """
+
+        def run(index: int, *args: Any, **kwargs: Any) -> Any:
+            block = self.load_block(index).float()
+            if rewrite is not None:
+                rewrite(index, block)
+            return block(*args, **kwargs)
+
+        for index, block in enumerate(self.blocks.blocks):
+            block.forward = partial(run, index)
+        try:
+            yield self.module
+        finally:
+            for block in self.blocks.blocks:
+                del block.forward
+
+    def outside(self) -> list[str]:
+        """Names of the parameters outside the blocks, tied ones under each of their names."""
+        prefix = f"{self.blocks.path}."
+        every = self.module.named_parameters(remove_duplicate=False)
+        return [name for name, _ in every if not name.startswith(prefix)]
+
+    def stored(self, name: str) -> Tensor:
+        """A parameter as it is stored. Raises DataError where it is NaN or infinite."""
+        tensor = self.artifact.tensor(name)
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise DataError(
+                f"{self.artifact.folder}: weight {name} holds NaN or infinite values; fix or re-download the base model"
+            )
+        return tensor
+
+    def stored_dtype(self, name: str, shape: torch.Size) -> torch.dtype:
+        """The dtype a parameter is stored in. ArtifactError where it is missing, of another shape, or quantized."""
+        folder = self.artifact.folder
+        if name not in self.artifact.stored:
+            raise ArtifactError(f"{folder}: tensor {name} is missing; the folder is incomplete, fetch it again")
+        spec = self.artifact.stored[name].spec
+        if spec.shape != tuple(shape):
+            raise ArtifactError(
+                f"{folder}: tensor {name} has shape {list(spec.shape)}, config.json makes it {list(shape)}"
+            )
+        if spec.dtype not in _DTYPES:
+            raise ArtifactError(
+                f"{folder}: tensor {name} is stored as {spec.dtype}; give a model in {', '.join(_DTYPES)}"
+            )
+        return _DTYPES[spec.dtype]
+
+    def _load_outside(self) -> None:
+        """Read everything outside the blocks in float32, and tie what the configuration ties."""
+        tied: dict[str, str] = dict(self.module.all_tied_weights_keys)  # type: ignore[arg-type]  # target -> source
+        for name in self.outside():
+            parameter = self.module.get_parameter(name)
+            if name in self.artifact.stored or name not in tied | {source: "" for source in tied.values()}:
+                self.stored_dtype(name, parameter.shape)
+                _put(self.module, name, self.stored(name).float())
+        for name, buffer in self.module.named_buffers():
+            if name in self.artifact.stored and not name.startswith(f"{self.blocks.path}."):
+                buffer.copy_(self.stored(name))
+        for target, source in tied.items():
+            self._tie(target, source)
+
+    def _tie(self, target: str, source: str) -> None:
+        """Make two names one parameter, unless both are stored and differ (as transformers does)."""
+        names = [name for name in (source, target) if name in self.artifact.stored]
+        if not names:
+            self.stored_dtype(source, self.module.get_parameter(source).shape)
+        parameters = [self.module.get_parameter(name) for name in names]
+        if all(torch.equal(parameters[0], parameter) for parameter in parameters[1:]):
+            for name in (source, target):
+                path, _, leaf = name.rpartition(".")
+                setattr(self.module.get_submodule(path), leaf, parameters[0])
+
+
+def _skeleton(folder: Path, trust_remote_code: bool, attention: str) -> nn.Module:
+    """The model of ``folder`` with parameters on the meta device; buffers are computed, in float32."""
+    from accelerate import init_empty_weights
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
+        with init_empty_weights(include_buffers=False):
+            module: nn.Module = AutoModelForCausalLM.from_config(
+                config, dtype=torch.float32, attn_implementation=attention, trust_remote_code=trust_remote_code
+            )
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+        raise ArtifactError(f"{folder}: transformers cannot load this model: {_first_line(error)}") from error
+    return module.eval().requires_grad_(False)
+
+
+def _put(module: nn.Module, name: str, tensor: Tensor) -> None:
+    """Replace a parameter by a new one that holds ``tensor``."""
+    path, _, leaf = name.rpartition(".")
+    module.get_submodule(path).register_parameter(leaf, nn.Parameter(tensor, requires_grad=False))
 
 
 def load_base_model(folder: Path, trust_remote_code: bool = False) -> nn.Module:
-    """The model in the dtype it is stored in, on the CPU, in evaluation mode.
+    """The whole model in the dtype it is stored in, on the CPU, in evaluation mode.
 
     Raises ArtifactError where transformers cannot load it, DataError where a weight is NaN or infinite.
     """

@@ -94,7 +94,9 @@ def quantize_blocks(
             original_outputs = [run_block(block, batch) for batch in batches]
         linears = _linears(block, inside)
         for transform in transforms:
-            done = transform(TransformInput(block, blocks.blocks[index], linears, batches, scheme))
+            done = transform(
+                TransformInput(block, blocks.blocks[index], linears, batches, dict.fromkeys(linears, scheme))
+            )
             transformed += [_with_full_names(record, name) for record in done]
         tensors |= _changed_tensors(blocks.blocks[index], block, name, linears)
         if scheme.activation_bits is not None:

@@ -104,7 +104,7 @@ def _search(given: TransformInput, pair: ScalePair, activations: _Activations) -
     stored = _stored_parameters(given, pair)
 
     def error(scale_K: Tensor) -> float:
-        found_TN = _quantized_output(x_TK / scale_K, weight_NK * scale_K, given.scheme, scale_dtype)
+        found_TN = _quantized_output(x_TK / scale_K, weight_NK * scale_K, given.schemes[pair.consumers[0]], scale_dtype)
         return float((found_TN - expected_TN).double().square().sum())
 
     num_channels = pair.num_channels(given.block)

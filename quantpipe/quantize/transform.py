@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import nn
 
 from quantpipe.formats.scheme import WeightScheme
 from quantpipe.quantize.block_runs import Batch
+from quantpipe.quantize.loading import StreamedModel
 
 
 @dataclass(frozen=True)
@@ -15,15 +16,16 @@ class TransformInput:
     """One decoder block and what it is called with.
 
     ``block`` is a float32 work copy, to be changed in place; ``original`` shows the dtypes that parameters are stored
-    in. Of ``block``, only the weights of ``linears`` (the targets, by their name in it) are going to be quantized: any
-    other parameter must end with a value that its stored dtype holds exactly.
+    in. Of ``block``, only the weights of ``linears`` (the targets, by their name in it) are going to be quantized, each
+    in its scheme of ``schemes``: any other parameter must end with a value that its stored dtype holds exactly.
+    ``batches`` are read from disk when they are indexed, so that only those held on to take memory.
     """
 
     block: nn.Module
     original: nn.Module
     linears: Mapping[str, nn.Linear]
     batches: Sequence[Batch]
-    scheme: WeightScheme
+    schemes: Mapping[str, WeightScheme]
 
 
 @dataclass(frozen=True)
@@ -31,16 +33,29 @@ class TransformRecord:
     """What a transform did to the linears that read one tensor.
 
     ``producer`` is the module that was rescaled against them and ``alpha`` the exponent used; both None where the
-    group was left as it is, and then ``reason`` says why.
+    group was left as it is, and then ``reason`` says why. ``error_before`` and ``error_after`` are what the transform
+    lowered, in its own measure; ``detail`` is anything else worth a line in the report.
     """
 
     linears: tuple[str, ...]
     producer: str | None
     alpha: float | None
     reason: str | None = None
+    error_before: float | None = None
+    error_after: float | None = None
+    detail: str | None = None
 
 
 class Transform(Protocol):
     """Rewrites one block in place, its function unchanged."""
 
     def __call__(self, given: TransformInput) -> list[TransformRecord]: ...
+
+
+class TransformFactory(Protocol):
+    """Makes a transform from its section of the recipe, before anything runs.
+
+    It may change parameters outside the blocks of ``model.module`` in place, or untie them; the loop sees what changed.
+    """
+
+    def __call__(self, settings: Any, model: StreamedModel) -> Transform: ...

@@ -72,7 +72,7 @@ def given_block(model: nn.Module) -> tuple[TransformInput, Batch]:
         batches = capture_block_inputs(model, blocks, token_ids)
     block = copy.deepcopy(blocks.blocks[0]).float()
     linears = {name: module for name, module in block.named_modules() if isinstance(module, nn.Linear)}
-    return TransformInput(block, blocks.blocks[0], linears, batches, w8a8()), batches[0]
+    return TransformInput(block, blocks.blocks[0], linears, batches, dict.fromkeys(linears, w8a8())), batches[0]
 
 
 def test_table_of_transforms_equals_what_recipes_may_name() -> None:
