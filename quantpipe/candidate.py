@@ -29,7 +29,8 @@ from quantpipe.quantize import SOLVERS, TRANSFORMS
 from quantpipe.quantize.discover import DecoderBlocks, Targets, find_blocks, find_targets
 from quantpipe.quantize.loading import load_base_model
 from quantpipe.quantize.sequential import QuantizedModel, SolverSettings, quantize_blocks
-from quantpipe.recipe.schema import W4A16, GptqSolver, QuantizeSection, Recipe
+from quantpipe.recipe.quantize_section import W8A8, GptqSolver, QuantizeSection
+from quantpipe.recipe.schema import Recipe
 from quantpipe.report import Reporter
 from quantpipe.sources.base_model import BaseModel
 
@@ -71,7 +72,7 @@ def make_candidate(recipe: Recipe, base: BaseModel, config: EngineConfig, report
         scheme = scheme_of(recipe.quantize)
         blocks = find_blocks(model)
         targets = find_targets(model, blocks, recipe.quantize.ignore, scheme)
-        method = ", ".join([*recipe.quantize.transforms, recipe.quantize.solver.name, scheme.name])
+        method = ", ".join([*(t.name for t in recipe.quantize.transforms), recipe.quantize.solver.name, scheme.name])
         reporter.stage(f"quantize {len(targets.linears)} linears: {method}")
         quantized = _solve(recipe.quantize, model, blocks, targets, scheme, calibration, reporter)
         quantization = quantization_config(scheme, list(targets.ignored))
@@ -88,7 +89,12 @@ def make_candidate(recipe: Recipe, base: BaseModel, config: EngineConfig, report
 
 def scheme_of(section: QuantizeSection) -> WeightScheme:
     """The storage scheme a recipe asks for."""
-    return w4a16(section.scheme.group_size) if isinstance(section.scheme, W4A16) else w8a8()
+    wanted = section.scheme
+    if isinstance(wanted, W8A8):
+        return w8a8()
+    if wanted.name == "w4a16" and wanted.symmetric and wanted.group_size != "channel":
+        return w4a16(wanted.group_size)
+    raise RecipeError(f"quantize.scheme: {wanted.name} cannot be made yet")
 
 
 def _check_disk(output: Path, base: Artifact) -> None:
@@ -137,7 +143,7 @@ def _solve(
         settings = SolverSettings(solver.damp_frac, solver.sequential, solver.propagate == "quantized")
     token_ids_SL = calibration.token_ids if calibration is not None else None
     solve = SOLVERS[section.solver.name]
-    transforms = [TRANSFORMS[name] for name in section.transforms]
+    transforms = [TRANSFORMS[transform.name] for transform in section.transforms]
     quantized = quantize_blocks(
         model, blocks, targets, scheme, solve, settings, token_ids_SL, reporter.progress, transforms
     )

@@ -14,6 +14,8 @@ import yaml
 from quantpipe.errors import RecipeError
 
 KeyPath = tuple[str | int, ...]
+# Stands for every index of a list in a path that is given to ``Document.expand``.
+EACH = "*"
 
 _NULLS = ("", "~", "null", "Null", "NULL")
 _BOOLEANS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
@@ -81,11 +83,16 @@ class Document:
         return Place(False, 1, 1, f"{self.name}:1:1")
 
     def expand(self, path: KeyPath, key: str) -> None:
-        """Replace a text value at ``path`` by the mapping ``{key: text}`` that it is short for."""
-        parent = value_at(self.data, path[:-1])
-        value = parent.get(path[-1]) if isinstance(parent, dict) else None
-        if isinstance(parent, dict) and isinstance(value, str):
-            parent[path[-1]] = {key: value}
+        """Replace text at ``path`` by the mapping ``{key: text}`` that it is short for; ``EACH`` is any index."""
+        if EACH in path:
+            before, after = path[: path.index(EACH)], path[path.index(EACH) + 1 :]
+            items = value_at(self.data, before)
+            for index in range(len(items) if isinstance(items, list) else 0):
+                self.expand((*before, index, *after), key)
+            return
+        parent, value = value_at(self.data, path[:-1]), value_at(self.data, path)
+        if isinstance(parent, (dict, list)) and isinstance(value, str):
+            parent[path[-1]] = {key: value}  # type: ignore[index]  # the path led there
             self.keys[(*path, key)] = self.values[(*path, key)] = self.values[path]
 
     def override(self, option: str) -> None:
@@ -169,9 +176,12 @@ def read_document(path: Path, what: str = "recipe") -> Document:
 
 
 def value_at(data: Any, path: Sequence[str | int]) -> Any:
-    """The value at ``path`` in nested mappings; None where any part is absent."""
+    """The value at ``path`` in nested mappings and lists; None where any part is absent."""
     for part in path:
-        data = data.get(part) if isinstance(data, Mapping) else None
+        if isinstance(data, list) and isinstance(part, int):
+            data = data[part] if part < len(data) else None
+        else:
+            data = data.get(part) if isinstance(data, Mapping) else None
     return data
 
 

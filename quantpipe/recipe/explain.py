@@ -1,7 +1,7 @@
 """What pydantic found wrong, in the words of a recipe's author: what was found, what is allowed, the nearest name."""
 
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -47,11 +47,11 @@ def explain(error: ErrorDetails, root: type[BaseModel]) -> Problem:
         return Problem(path, f"missing; it is required: {_meaning(field)}", at_key=True)
     if kind == "union_tag_invalid":
         known = [tag.strip(" '") for tag in context["expected_tags"].split(",")]
-        return Problem(path, f"unknown {path[-1]} {context['tag']!r}{suggest(context['tag'], known)}")
+        return Problem(path, f"unknown {_noun(path)} {context['tag']!r}{suggest(context['tag'], known)}")
     if kind == "union_tag_not_found":
         return Problem(path, f"missing key 'name' (known: {', '.join(sorted(_tags(field)))})")
     if kind == "literal_error" and isinstance(found, str) and found not in _choices(context):
-        return Problem(path, f"unknown {path[-1]} {found!r}{suggest(found, _choices(context))}")
+        return Problem(path, f"unknown {_noun(path)} {found!r}{suggest(found, _choices(context))}")
     if kind == "value_error":
         return Problem(path, str(context["error"]))
     shown = f"{found:g}" if kind in _BOUNDS else describe(found)
@@ -83,15 +83,30 @@ def _meaning(field: FieldInfo | None) -> str:
     return description.split(". ")[0].removesuffix(".").replace("\n", " ")
 
 
+def _noun(path: KeyPath) -> str:
+    """What the value at ``path`` is called: its key, or one of what a list holds."""
+    if isinstance(path[-1], int):
+        return str(path[-2]).removesuffix("s")
+    return path[-1]
+
+
 def _tags(field: FieldInfo | None) -> list[str]:
-    return [tag for model in _models(field) for tag in get_args(model.model_fields["name"].annotation)]
-
-
-def _models(field: FieldInfo | None) -> list[type[BaseModel]]:
-    """The models that a field's value may be of."""
     annotation = field.annotation if field is not None else None
-    candidates = get_args(annotation) or (annotation,)
+    models = _models(_item(annotation) or annotation)
+    return [tag for model in models for tag in get_args(model.model_fields["name"].annotation)]
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    """The models that a value with this type hint may be of."""
+    if get_origin(annotation) is Annotated:
+        return _models(get_args(annotation)[0])
+    candidates = (annotation, *get_args(annotation))
     return [candidate for candidate in candidates if isinstance(candidate, type) and issubclass(candidate, BaseModel)]
+
+
+def _item(annotation: Any) -> Any:
+    """The type hint of what a list of this type hint holds; None for anything else."""
+    return get_args(annotation)[0] if get_origin(annotation) is tuple else None
 
 
 def _walk(
@@ -101,15 +116,18 @@ def _walk(
     path: list[int | str] = []
     owner: type[BaseModel] | None = root
     field: FieldInfo | None = None
-    alternatives: list[type[BaseModel]] = []
+    annotation: Any = root
     for part in location:
-        if alternatives:
-            owner = next(model for model in alternatives if part in get_args(model.model_fields["name"].annotation))
-            alternatives, field = [], None  # the next part is looked up in this model, not in the union's first
+        models = _models(annotation)
+        if len(models) > 1:  # a union's tag: what follows is looked up in the model that it names
+            annotation = owner = next(m for m in models if part in get_args(m.model_fields["name"].annotation))
+            field = None
             continue
-        if field is not None:
-            owner = next(iter(_models(field)), None)
         path.append(part)
-        field = owner.model_fields.get(str(part)) if owner is not None else None
-        alternatives = _models(field) if field is not None and field.discriminator else []
+        if isinstance(part, int):
+            annotation = _item(annotation)
+            continue
+        owner = models[0] if models else None
+        field = owner.model_fields.get(part) if owner is not None else None
+        annotation = field.annotation if field is not None else None
     return tuple(path), owner, field

@@ -35,7 +35,7 @@ def key_reference() -> str:
     """Every key with its type, default and meaning, and every metric a gate may limit, as Markdown."""
     schema = recipe_schema()
     parts = [_INTRODUCTION]
-    for heading, section in _sections(schema, schema, ""):
+    for heading, section in _sections(schema, schema, "", set()):
         parts.append(f"## {heading or 'The recipe'}\n\n{_text(section)}\n")
         rows = [_row(schema, section, name, key) for name, key in section["properties"].items()]
         parts.append(_table(("key", "value", "default", "meaning"), rows))
@@ -50,8 +50,9 @@ def summary(recipe: Recipe) -> str:
     """A legal recipe in a few lines."""
     lines = [f"{recipe.name}: legal", f"  model     {recipe.model.source}"]
     if recipe.quantize is not None:
-        scheme = " ".join(str(value) for value in recipe.quantize.scheme.model_dump().values())
-        method = " + ".join([*recipe.quantize.transforms, recipe.quantize.solver.name])
+        scheme = " ".join(str(value) for value in recipe.quantize.scheme.model_dump(exclude={"symmetric"}).values())
+        transforms = [transform.name for transform in recipe.quantize.transforms]
+        method = " + ".join([*transforms, recipe.quantize.solver.name])
         lines.append(f"  quantize  {method} to {scheme}, kv_cache {recipe.quantize.kv_cache}")
     if recipe.calibration is not None:
         shape = f"{recipe.calibration.num_sequences} x {recipe.calibration.sequence_length} tokens"
@@ -70,22 +71,23 @@ def write_key_reference(path: Path) -> None:
     path.write_text(key_reference(), encoding="utf-8")
 
 
-def _sections(root: Schema, section: Schema, heading: str) -> Iterator[tuple[str, Schema]]:
-    """A section and those inside it, depth first, each with its key path (and its name where there are several)."""
+def _sections(root: Schema, section: Schema, heading: str, seen: set[str]) -> Iterator[tuple[str, Schema]]:
+    """A section and those inside it, depth first and each once, with its key path (and its name among several)."""
     yield heading, section
     for name, key in section["properties"].items():
-        inner = _inner_sections(root, key)
-        path = f"{heading.strip('`')}.{name}".removeprefix(".")
+        inner = [choice for choice in _inner_sections(root, key) if choice["title"] not in seen]
+        seen |= {choice["title"] for choice in inner}
+        path = f"{heading.strip('`')}.{name}".removeprefix(".") + ("[]" if key.get("type") == "array" else "")
         for choice in inner:
             label = choice["properties"]["name"]["const"] if len(inner) > 1 else ""
-            yield from _sections(root, choice, f"`{path}`" + (f" with `name: {label}`" if label else ""))
+            yield from _sections(root, choice, f"`{path}`" + (f" with `name: {label}`" if label else ""), seen)
 
 
 def _inner_sections(root: Schema, key: Schema) -> list[Schema]:
     """The mappings that a key may hold, references followed; `gate` and plain values have none."""
     if "$ref" in key:
         return [root["$defs"][key["$ref"].rpartition("/")[2]]]
-    choices = [*key.get("anyOf", ()), *key.get("oneOf", ())]
+    choices = [*key.get("anyOf", ()), *key.get("oneOf", ()), *([key["items"]] if "items" in key else ())]
     return [section for choice in choices for section in _inner_sections(root, choice)]
 
 

@@ -12,12 +12,8 @@ from quantpipe.errors import RecipeError, suggest
 from quantpipe.gate.judge import METRICS, Metric, concurrency_of, known_metric_names, metric_of
 from quantpipe.recipe.document import KeyPath, Problem, render_path, value_at
 from quantpipe.recipe.model_source import FolderSource, GgufSource, HubSource, PypiSource, absolute, parse_source
+from quantpipe.recipe.quantize_rules import find_quantize_conflicts
 
-SOLVER_READS_DATA = {"rtn": False, "gptq": True}
-TRANSFORM_READS_DATA = {"smoothquant": True}
-# Transforms that only help where activations are rounded too, and the schemes that do so.
-ACTIVATION_TRANSFORMS = ("smoothquant",)
-ACTIVATION_SCHEMES = ("w8a8",)
 # Folders that a recipe reads, and the file that must lie in each.
 SET_FOLDERS = {("calibration", "set"): "set.yaml", ("evaluate", "suite"): "suite.yaml"}
 TEXT_PATH = ("evaluate", "divergence", "text")
@@ -35,8 +31,7 @@ def find_conflicts(data: Mapping[str, Any], folder: Path) -> Iterator[Problem]:
     """Everything in ``data`` that contradicts something else in it, or the files; paths are relative to ``folder``."""
     yield from _model_problems(data, folder)
     yield from _data_problems(data, folder)
-    yield from _calibration_problems(data)
-    yield from _transform_problems(data)
+    yield from find_quantize_conflicts(data)
     yield from _gate_problems(data)
     yield from _length_problems(data)
     yield from _output_problems(data, folder)
@@ -85,44 +80,6 @@ def _state(path: Path, wanted: str) -> str:
     if not path.exists():
         return "does not exist"
     return f"holds no {wanted}" if path.is_dir() else "is not a folder"
-
-
-def _calibration_problems(data: Mapping[str, Any]) -> Iterator[Problem]:
-    solver = value_at(data, ("quantize", "solver", "name"))
-    reads_data = SOLVER_READS_DATA.get(solver) if isinstance(solver, str) else None
-    if reads_data and data.get("calibration") is None:
-        yield Problem(("quantize", "solver"), f"solver {solver!r} reads calibration data; add a calibration section")
-    transforms_read_data = any(TRANSFORM_READS_DATA.get(name) for _, name in _transforms(data))
-    if reads_data is False and not transforms_read_data and data.get("calibration") is not None:
-        yield Problem(("calibration",), f"solver {solver!r} reads no data; remove the calibration section", at_key=True)
-    if data.get("quantize") is None and data.get("calibration") is not None:
-        text = "nothing is quantized, so nothing is calibrated; remove it, or add a quantize section"
-        yield Problem(("calibration",), text, at_key=True)
-
-
-def _transforms(data: Mapping[str, Any]) -> list[tuple[KeyPath, str]]:
-    """The transforms that are named, each with its position."""
-    named = value_at(data, ("quantize", "transforms"))
-    items = enumerate(named) if isinstance(named, list) else ()
-    return [(("quantize", "transforms", index), name) for index, name in items if isinstance(name, str)]
-
-
-def _transform_problems(data: Mapping[str, Any]) -> Iterator[Problem]:
-    scheme = value_at(data, ("quantize", "scheme", "name"))
-    seen: set[str] = set()
-    for path, name in _transforms(data):
-        if name in seen:
-            yield Problem(path, f"found {name!r} twice; list each transform once")
-        seen.add(name)
-        if TRANSFORM_READS_DATA.get(name) and data.get("calibration") is None:
-            yield Problem(path, f"transform {name!r} reads calibration data; add a calibration section")
-        if name in ACTIVATION_TRANSFORMS and isinstance(scheme, str) and scheme not in ACTIVATION_SCHEMES:
-            allowed = " or ".join(ACTIVATION_SCHEMES)
-            text = (
-                f"transform {name!r} makes activations easier to round, and scheme {scheme!r} does not round them; "
-                f"use scheme {allowed}, or remove the transform"
-            )
-            yield Problem(path, text)
 
 
 def _gate_problems(data: Mapping[str, Any]) -> Iterator[Problem]:

@@ -3,7 +3,6 @@
 The docstrings under the fields are the descriptions in the JSON schema and in ``recipes/README.md``.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,28 +10,30 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     PrivateAttr,
     ValidationError,
     ValidationInfo,
 )
 
-from quantpipe.errors import RecipeError, suggest
+from quantpipe.errors import RecipeError
 from quantpipe.gate.judge import Limit
-from quantpipe.recipe.document import read_document
+from quantpipe.recipe.document import EACH, read_document
 from quantpipe.recipe.explain import explain
 from quantpipe.recipe.model_source import FolderSource, GgufSource, absolute, parse_source
+from quantpipe.recipe.quantize_section import QuantizeSection
 from quantpipe.recipe.rules import find_conflicts
+from quantpipe.recipe.section import Count, Section, Seed, or_text
 
-TRANSFORMS: tuple[str, ...] = ("smoothquant",)
 # Where a plain text is short for a mapping, and the key that the text is the value of.
 SHORTHANDS: dict[tuple[str, ...], str] = {
     ("model",): "source",
     ("quantize", "solver"): "name",
     ("quantize", "scheme"): "name",
+    ("quantize", "transforms", EACH): "name",
+    ("quantize", "overrides", EACH, "scheme"): "name",
+    ("quantize", "allocate", "scheme"): "name",
 }
 
 
@@ -65,23 +66,6 @@ def _absolute_source(text: str, info: ValidationInfo) -> str:
     return str(source.file) if isinstance(source, GgufSource) else text
 
 
-def _known_transform(name: str) -> str:
-    if name not in TRANSFORMS:
-        raise ValueError(f"unknown transform {name!r}{suggest(name, TRANSFORMS)}")
-    return name
-
-
-def _legal_pattern(pattern: str) -> str:
-    try:
-        re.compile(pattern.removeprefix("re:"))
-    except re.error as error:
-        if pattern.startswith("re:"):
-            raise ValueError(f"found {pattern!r}, not a regular expression: {error}; correct it") from error
-    if pattern in ("", "re:"):
-        raise ValueError(f"found {pattern!r}; allowed: a module name, or 're:' and a regular expression")
-    return pattern
-
-
 def _distinct(values: tuple[int, ...]) -> tuple[int, ...]:
     twice = sorted({value for value in values if values.count(value) > 1})
     if twice:
@@ -90,21 +74,9 @@ def _distinct(values: tuple[int, ...]) -> tuple[int, ...]:
 
 
 RecipePath = Annotated[Path, BeforeValidator(_absolute)]
-Count = Annotated[int, Field(ge=1)]
-Seed = Annotated[int, Field(ge=0, lt=1 << 63)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Pattern = Annotated[str, AfterValidator(_legal_pattern)]
-Transform = Annotated[str, AfterValidator(_known_transform)]
 Concurrencies = Annotated[tuple[Count, ...], Field(strict=False, min_length=1), AfterValidator(_distinct)]
-
-
-class Section(BaseModel):
-    """What every part of a recipe has in common."""
-
-    model_config = ConfigDict(
-        strict=True, frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
-    )
 
 
 class ModelSection(Section):
@@ -137,67 +109,6 @@ class CalibrationSection(Section):
     """Which sequences are drawn, and in which order."""
     allow_shortfall: bool = False
     """Whether a set with too few tokens may be used as far as it goes; otherwise that is an error."""
-
-
-class RtnSolver(Section):
-    """Round to nearest: reads no data."""
-
-    name: Literal["rtn"]
-    """The solver."""
-
-
-class GptqSolver(Section):
-    """GPTQ: rounds column by column and lets the later columns make up for the error. Needs `calibration`."""
-
-    name: Literal["gptq"]
-    """The solver."""
-    damp_frac: Annotated[float, Field(gt=0, lt=1)] = 0.01
-    """Damping added to the Hessian's diagonal, as a fraction of its mean."""
-    propagate: Literal["quantized", "full"] = "quantized"
-    """Whether a layer is calibrated on what the quantized or the full-precision layers before it give out."""
-    sequential: bool = True
-    """Whether the linears of a layer are solved one group after another, each seeing its quantized predecessors."""
-
-
-class W4A16(Section):
-    """4-bit weights with one scale per group of inputs; activations stay in floating point."""
-
-    name: Literal["w4a16"]
-    """The scheme."""
-    group_size: Literal[32, 64, 128] = 64
-    """Inputs that share a scale. It must divide the input width of every quantized linear."""
-
-
-class W8A8(Section):
-    """8-bit weights with one scale per output channel; activations 8-bit, scaled per token at run time."""
-
-    name: Literal["w8a8"]
-    """The scheme."""
-
-
-def _or_text(schema: dict[str, Any]) -> None:
-    """JSON schema of a value that may be given as text, the short form of a mapping."""
-    described: dict[str, Any] = {key: schema.pop(key) for key in ("description", "title") if key in schema}
-    long_form = dict(schema)
-    schema.clear()
-    schema |= {**described, "anyOf": [{"type": "string"}, long_form]}
-
-
-class QuantizeSection(Section):
-    """How the weights become small: transforms, then one solver, into one scheme."""
-
-    transforms: Annotated[tuple[Transform, ...], Field(strict=False)] = ()
-    """Rewritings that leave the model's function as it is and make it easier to quantize, in order. Known:
-    `smoothquant`, which moves outlier channels of the activations into the weights; it needs `calibration` and a scheme
-    with 8-bit activations."""
-    solver: RtnSolver | GptqSolver = Field(discriminator="name", json_schema_extra=_or_text)
-    """How the rounded weights are found. `solver: rtn` is short for `solver: {name: rtn}`."""
-    scheme: W4A16 | W8A8 = Field(discriminator="name", json_schema_extra=_or_text)
-    """What is stored. `scheme: w8a8` is short for `scheme: {name: w8a8}`."""
-    ignore: Annotated[tuple[Pattern, ...], Field(strict=False)] = ("lm_head",)
-    """Linears left as they are: exact module names, or `re:` and a regular expression."""
-    kv_cache: Literal["auto", "int8_per_token_head"] = "auto"
-    """How keys and values are cached when serving: in the compute dtype, or in 8 bits per token and head."""
 
 
 class EngineSection(Section):
@@ -257,7 +168,7 @@ class Recipe(Section):
     """Version of the recipe format."""
     name: Name
     """Name of the candidate: letters, digits, `.`, `_` and `-`."""
-    model: ModelSection = Field(json_schema_extra=_or_text)
+    model: ModelSection = Field(json_schema_extra=or_text)
     """The base model."""
     calibration: CalibrationSection | None = None
     """The texts that solvers and transforms learn from."""

@@ -3,7 +3,7 @@ import torch
 from quantpipe.formats.scheme import w8a8
 from quantpipe.quantize import SOLVERS
 from quantpipe.quantize.solver import Solution, SolverInput, output_error
-from quantpipe.recipe.schema import GptqSolver, RtnSolver
+from quantpipe.recipe.quantize_section import GptqSolver, RtnSolver
 
 
 def test_table_of_solvers_equals_what_recipes_may_name() -> None:

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from quantpipe.errors import EXIT_USAGE, RecipeError
 from quantpipe.gate.judge import Limit
 from quantpipe.recipe.model_source import FolderSource, GgufSource, HubSource, PypiSource, parse_source
+from quantpipe.recipe.quantize_section import W4A16, GptqSolver, RtnSolver, SmoothquantTransform
 from quantpipe.recipe.reference import key_reference, recipe_schema, summary, write_key_reference
-from quantpipe.recipe.schema import W4A16, GptqSolver, Recipe, RtnSolver, load_recipe
+from quantpipe.recipe.schema import Recipe, load_recipe
 
 REPOSITORY = Path(__file__).parents[2]
 RTN = """\
@@ -99,7 +100,8 @@ MISTAKES = {
     "misspelt key in a section": (
         "  scheme: w8a8",
         "  scheme: {name: w4a16, group_sise: 64}",
-        "r.yaml:6:25: quantize.scheme: unknown key 'group_sise'; did you mean 'group_size'? (known: group_size, name)",
+        "r.yaml:6:25: quantize.scheme: unknown key 'group_sise'; did you mean 'group_size'? (known: group_size, "
+        "name, symmetric)",
     ),
     "misspelt section": (
         "bench: {}",
@@ -120,7 +122,7 @@ MISTAKES = {
     "a key of another solver": (
         "  solver: rtn",
         "  solver: {name: rtn, damp_frac: 0.1}",
-        "r.yaml:5:23: quantize.solver: unknown key 'damp_frac'; (known: name)",
+        "r.yaml:5:23: quantize.solver: unknown key 'damp_frac'; (known: name, scales)",
     ),
     "number as text": (
         "bench: {}",
@@ -162,18 +164,19 @@ MISTAKES = {
     "group size": (
         "  scheme: w8a8",
         "  scheme: {name: w4a16, group_size: 48}",
-        "r.yaml:6:37: quantize.scheme.group_size: found 48 (a whole number); allowed: 32 or 64 or 128",
+        "r.yaml:6:37: quantize.scheme.group_size: found 48 (a whole number); allowed: 32 or 64 or 128 or channel",
     ),
     "kv cache": (
         "  scheme: w8a8",
         "  scheme: w8a8\n  kv_cache: int8_per_token",
         "r.yaml:7:13: quantize.kv_cache: unknown kv_cache 'int8_per_token'; did you mean 'int8_per_token_head'? "
-        "(known: auto, int8_per_token_head)",
+        "(known: auto, int4_per_token_head, int8_per_token_head, int8_static, k_int8_v_int4)",
     ),
     "transform": (
         "  scheme: w8a8",
-        "  scheme: w8a8\n  transforms: [awq]",
-        "r.yaml:7:16: quantize.transforms[0]: unknown transform 'awq'; (known: smoothquant)",
+        "  scheme: w8a8\n  transforms: [awqq]",
+        "r.yaml:7:16: quantize.transforms[0]: unknown transform 'awqq'; did you mean 'awq'? (known: awq, k_smooth, "
+        "rotate, smoothquant)",
     ),
     "bad regular expression": (
         "  scheme: w8a8",
@@ -305,6 +308,71 @@ MISTAKES = {
         "  scheme: w8a8\n  transforms: [smoothquant, smoothquant]\ncalibration: {set: set}",
         "r.yaml:7:29: quantize.transforms[1]: found 'smoothquant' twice; list each transform once",
     ),
+    "awq on a rotated model": (
+        "  scheme: w8a8",
+        "  scheme: w8a8\n  transforms: [rotate, awq]\ncalibration: {set: set}",
+        "r.yaml:7:16: quantize.transforms[0]: 'rotate' and 'awq' cannot be stacked: awq protects the few channels",
+    ),
+    "rotation after another transform": (
+        "  scheme: w8a8",
+        "  scheme: w8a8\n  transforms: [smoothquant, rotate]\ncalibration: {set: set}",
+        "r.yaml:7:29: quantize.transforms[1]: 'rotate' changes what every layer reads, so it comes first; move it",
+    ),
+    "rotated weights rounded to nearest": (
+        "  scheme: w8a8",
+        "  scheme: w4a16\n  transforms: [rotate]\ncalibration: {set: set}",
+        "r.yaml:7:16: quantize.transforms[0]: after a rotation, rounding to nearest in few bits loses more",
+    ),
+    "awq and smoothquant": (
+        "  scheme: w8a8",
+        "  scheme: w8a8\n  transforms: [awq, smoothquant]\ncalibration: {set: set}",
+        "r.yaml:7:16: quantize.transforms[0]: 'awq' and 'smoothquant' choose the same scales, each for its own aim",
+    ),
+    "smooth keys in a full-precision cache": (
+        "  scheme: w8a8",
+        "  scheme: w8a8\n  transforms: [k_smooth]\ncalibration: {set: set}",
+        "r.yaml:7:16: quantize.transforms[0]: transform 'k_smooth' helps a quantized KV cache, and kv_cache is auto",
+    ),
+    "static cache scales without data": (
+        "  scheme: w8a8",
+        "  scheme: w8a8\n  kv_cache: int8_static",
+        "r.yaml:7:13: quantize.kv_cache: kv_cache 'int8_static' reads calibration data; add a calibration section",
+    ),
+    "weighted scales without data": (
+        "  solver: rtn",
+        "  solver: {name: rtn, scales: hessian}",
+        "r.yaml:5:31: quantize.solver.scales: scales 'hessian' reads calibration data; add a calibration section",
+    ),
+    "a correction that nothing uses": (
+        "  solver: rtn\n  scheme: w8a8",
+        "  solver: {name: gptq, correction_frac: 0.5}\n  scheme: w8a8\ncalibration: {set: set}",
+        "r.yaml:5:24: quantize.solver.correction_frac: only used with propagate: both; add that, or remove it",
+    ),
+    "two budgets": (
+        "  scheme: w8a8",
+        "  scheme: w4a16\n  allocate: {scheme: w8a16, average_bits: 5, max_bytes: 9}\ncalibration: {set: set}",
+        "r.yaml:7:3: quantize.allocate: found both average_bits and max_bytes; give one of average_bits and max_bytes",
+    ),
+    "no budget": (
+        "  scheme: w8a8",
+        "  scheme: w4a16\n  allocate: {scheme: w8a16}\ncalibration: {set: set}",
+        "r.yaml:7:3: quantize.allocate: found no budget; give one of average_bits and max_bytes",
+    ),
+    "allocation of fewer bits": (
+        "  scheme: w8a8",
+        "  scheme: w4a16\n  allocate: {scheme: w3a16, average_bits: 5}\ncalibration: {set: set}",
+        "r.yaml:7:22: quantize.allocate.scheme: scheme 'w3a16' has no more bits than quantize.scheme 'w4a16'",
+    ),
+    "an unknown key of a transform": (
+        "  scheme: w8a8",
+        "  scheme: w8a8\n  transforms: [{name: rotate, sede: 1}]\ncalibration: {set: set}",
+        "r.yaml:7:31: quantize.transforms[0]: unknown key 'sede'; did you mean 'seed'? (known: kind, name, seed)",
+    ),
+    "an unknown scheme of an override": (
+        "  scheme: w8a8",
+        "  scheme: w8a8\n  overrides: [{modules: [lm_head], scheme: w9a16}]",
+        "r.yaml:7:44: quantize.overrides[0].scheme: unknown scheme 'w9a16'; did you mean 'w8a16'?",
+    ),
     "data and nothing to quantize": (
         "quantize:\n  solver: rtn\n  scheme: w8a8\n",
         "calibration: {set: set}\n",
@@ -407,7 +475,7 @@ def test_data_may_be_given_for_a_transform_alone(folder: Path) -> None:
     (folder / "r.yaml").write_text(text + "calibration: {set: set}\n")
     recipe = load_recipe(folder / "r.yaml")
     assert recipe.quantize is not None
-    assert recipe.quantize.transforms == ("smoothquant",)
+    assert recipe.quantize.transforms == (SmoothquantTransform(name="smoothquant"),)
     assert "smoothquant + rtn to w8a8" in summary(recipe)
 
 
@@ -495,7 +563,7 @@ def test_overrides_reach_into_shorthands_and_replace_long_forms(folder: Path) ->
         (
             "quantize.scheme.group_sise=64",
             "--set quantize.scheme.group_sise: unknown key 'group_sise'; did you mean 'group_size'? (known: "
-            "group_size, name)",
+            "group_size, name, symmetric)",
         ),
         ("quantise.scheme=w8a8", "--set quantise.scheme: unknown key 'quantise'; did you mean 'quantize'? (known: "),
         ("quantize.scheme=w8a9", "--set quantize.scheme: unknown scheme 'w8a9'; did you mean 'w8a8'?"),
