@@ -61,6 +61,34 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> MakeModel:
     return folder_of
 
 
+@pytest.fixture(scope="session")
+def add_kv_scales() -> Callable[[Path], Path]:
+    """Gives a model folder static KV scales that cover the keys and values of random text, and returns it."""
+    from safetensors.torch import save_file
+
+    from quantpipe.backends.protocol import BatchInput
+    from quantpipe.backends.reference import ReferenceBackend
+    from quantpipe.backends.reference_kv_cache import ReferenceKVCache, ReferenceKVStore
+    from quantpipe.formats.kv_mode import static_scale
+    from quantpipe.formats.kv_scales import KV_SCALES_NAME, KVScales
+
+    def scales(stores: tuple[ReferenceKVStore, ...]) -> tuple[torch.Tensor, ...]:
+        return tuple(static_scale(store.codes.abs().amax((0, 1, 3))) for store in stores)
+
+    def add(folder: Path, num_tokens: int = 128) -> Path:
+        executor = ReferenceBackend().load(folder, 127.0, None)
+        positions = torch.arange(num_tokens)
+        token_ids = torch.randint(90, (num_tokens,), generator=torch.Generator().manual_seed(7))
+        table, rows = torch.zeros(1, 1, dtype=torch.int64), positions[-1:]
+        batch = BatchInput(token_ids, positions, positions, (num_tokens,), (num_tokens,), table, rows)
+        kv: ReferenceKVCache = executor.allocate_kv_cache(1, num_tokens, "auto")
+        executor.forward(batch, kv)
+        save_file(KVScales(scales(kv.keys), scales(kv.values)).tensors(), folder / KV_SCALES_NAME)
+        return folder
+
+    return add
+
+
 @pytest.fixture
 def quiet() -> Reporter:
     """A reporter that prints nothing."""

@@ -4,7 +4,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_NUMPY_DTYPES = {torch.float32: np.float32, torch.int8: np.int8}
+_NUMPY_DTYPES = {
+    torch.float32: np.float32,
+    torch.float16: np.float16,
+    torch.int8: np.int8,
+    torch.uint8: np.uint8,
+}
 
 
 def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -4,7 +4,7 @@ Every other backend is tested against this one. Quantized weights are decoded at
 exactly over integers.
 
 Shapes: T tokens over all sequences, t tokens of one sequence, C its context, R rows whose logits are wanted,
-N out_features, K in_features, H query heads, J KV heads, D head_dim, P D / 2, B blocks, b block_size.
+N out_features, K in_features, H query heads, J KV heads, D head_dim, P D / 2.
 """
 
 import itertools
@@ -14,9 +14,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from quantpipe.backends.memory import lazy_zeros
 from quantpipe.backends.protocol import BatchInput, KVCache
+from quantpipe.backends.reference_kv_cache import ReferenceKVCache
 from quantpipe.formats.artifact import Artifact
+from quantpipe.formats.kv_mode import KV_MODES
+from quantpipe.formats.kv_scales import read_kv_scales
 from quantpipe.formats.layout import quantize_activations
 from quantpipe.models import describe
 from quantpipe.models.description import AttentionSpec, DecoderDescription, LayerDescription, LinearSpec, NormSpec
@@ -24,26 +26,10 @@ from quantpipe.models.weights import LinearWeights, check_tensors, load_embeddin
 
 
 @dataclass(frozen=True)
-class ReferenceKVCache:
-    """Keys and values of every layer, [B, b, J, D]; int8 with one float32 scale per token and head where asked."""
-
-    num_blocks: int
-    block_size: int
-    dtype: str
-    keys: tuple[Tensor, ...]
-    values: tuple[Tensor, ...]
-    key_scales: tuple[Tensor, ...]
-    value_scales: tuple[Tensor, ...]
-
-    @property
-    def num_bytes(self) -> int:
-        return num_bytes([*self.keys, *self.values, *self.key_scales, *self.value_scales])
-
-
-@dataclass(frozen=True)
 class ReferenceExecutor:
     """A loaded model. ``linears`` and ``norms`` are keyed by module name."""
 
+    folder: Path
     description: DecoderDescription
     embedding_VH: Tensor
     linears: dict[str, LinearWeights]
@@ -57,19 +43,14 @@ class ReferenceExecutor:
         return num_bytes([self.embedding_VH, *self.norms.values(), *(w for w in weights if w is not None)])
 
     def kv_bytes_per_block(self, block_size: int, dtype: str) -> int:
-        head_bytes = self.description.head_dim * 4 if dtype == "auto" else self.description.head_dim + 4
-        return 2 * self.description.num_layers * block_size * self.description.num_kv_heads * head_bytes
+        shape = self.description
+        return shape.num_layers * block_size * KV_MODES[dtype].token_bytes(shape.num_kv_heads, shape.head_dim)
 
     def allocate_kv_cache(self, num_blocks: int, block_size: int, dtype: str) -> ReferenceKVCache:
-        shape = (num_blocks, block_size, self.description.num_kv_heads)
-        stored = torch.float32 if dtype == "auto" else torch.int8
-
-        def per_layer(*extra: int, of: torch.dtype) -> tuple[Tensor, ...]:
-            return tuple(lazy_zeros((*shape, *extra), of) for _ in self.description.layers)
-
-        keys, values = (per_layer(self.description.head_dim, of=stored) for _ in range(2))
-        key_scales, value_scales = (() if dtype == "auto" else per_layer(1, of=torch.float32) for _ in range(2))
-        return ReferenceKVCache(num_blocks, block_size, dtype, keys, values, key_scales, value_scales)
+        shape = self.description
+        sizes = (shape.num_layers, shape.num_kv_heads, shape.head_dim)
+        scales = read_kv_scales(self.folder, *sizes[:2]) if KV_MODES[dtype].needs_scales else None
+        return ReferenceKVCache.allocate(num_blocks, block_size, dtype, *sizes, scales)
 
     @torch.no_grad()
     def forward(self, batch: BatchInput, kv_cache: KVCache) -> Tensor:
@@ -111,11 +92,13 @@ class ReferenceExecutor:
         query_THD = rotate(self.linear(spec.query, normed_TH).view(-1, spec.num_heads, spec.head_dim), angles_TP)
         key_TJD = rotate(self.linear(spec.key, normed_TH).view(-1, spec.num_kv_heads, spec.head_dim), angles_TP)
         value_TJD = self.linear(spec.value, normed_TH).view(-1, spec.num_kv_heads, spec.head_dim)
-        write_tokens(index, key_TJD, value_TJD, batch.slot_mapping_T, kv)
+        kv.keys[index].write(key_TJD, batch.slot_mapping_T)
+        kv.values[index].write(value_TJD, batch.slot_mapping_T)
         attended = []
         starts = [0, *itertools.accumulate(batch.query_lens)]
         for s, (start, end) in enumerate(itertools.pairwise(starts)):
-            keys_CJD, values_CJD = read_context(index, batch.block_table_SB[s], batch.context_lens[s], kv)
+            blocks_B, context_len = batch.block_table_SB[s], batch.context_lens[s]
+            keys_CJD, values_CJD = (store[index].read(blocks_B, context_len) for store in (kv.keys, kv.values))
             attended.append(attend(spec, query_THD[start:end], keys_CJD, values_CJD))
         return self.linear(spec.output, torch.cat(attended).flatten(1))
 
@@ -125,33 +108,6 @@ def rotate(x_THD: Tensor, angles_TP: Tensor) -> Tensor:
     cos_T1P, sin_T1P = angles_TP.cos().unsqueeze(1), angles_TP.sin().unsqueeze(1)
     first_THP, second_THP = x_THD.chunk(2, dim=-1)
     return torch.cat((first_THP * cos_T1P - second_THP * sin_T1P, second_THP * cos_T1P + first_THP * sin_T1P), dim=-1)
-
-
-def write_tokens(index: int, key_TJD: Tensor, value_TJD: Tensor, slots_T: Tensor, kv: ReferenceKVCache) -> None:
-    """Store this step's keys and values of layer ``index`` in their slots, quantized per token and head if int8."""
-    if kv.dtype == "auto":
-        kv.keys[index].flatten(0, 1)[slots_T] = key_TJD
-        kv.values[index].flatten(0, 1)[slots_T] = value_TJD
-        return
-    for new_TJD, stored, scales in (
-        (key_TJD, kv.keys[index], kv.key_scales[index]),
-        (value_TJD, kv.values[index], kv.value_scales[index]),
-    ):
-        q_TJD, scale_TJ1 = quantize_activations(new_TJD, 127.0)
-        stored.flatten(0, 1)[slots_T] = q_TJD
-        scales.flatten(0, 1)[slots_T] = scale_TJ1
-
-
-def read_context(index: int, blocks_B: Tensor, context_len: int, kv: ReferenceKVCache) -> tuple[Tensor, Tensor]:
-    """The first ``context_len`` keys and values [C, J, D] of a sequence, float32."""
-    blocks = blocks_B[: -(-context_len // kv.block_size)]
-    keys_CJD = kv.keys[index][blocks].flatten(0, 1)[:context_len].float()
-    values_CJD = kv.values[index][blocks].flatten(0, 1)[:context_len].float()
-    if kv.dtype == "auto":
-        return keys_CJD, values_CJD
-    key_scales_CJ1 = kv.key_scales[index][blocks].flatten(0, 1)[:context_len]
-    value_scales_CJ1 = kv.value_scales[index][blocks].flatten(0, 1)[:context_len]
-    return keys_CJD * key_scales_CJ1, values_CJD * value_scales_CJ1
 
 
 def attend(spec: AttentionSpec, query_tHD: Tensor, keys_CJD: Tensor, values_CJD: Tensor) -> Tensor:
@@ -185,7 +141,7 @@ class ReferenceBackend:
             else:
                 linears[spec.name] = _decode_once(load_linear(artifact, spec))
         norms = {spec.name: load_norm(artifact, spec) for spec in description.norms()}
-        return ReferenceExecutor(description, embedding_VH, linears, norms, activation_divisor)
+        return ReferenceExecutor(folder, description, embedding_VH, linears, norms, activation_divisor)
 
 
 def _decode_once(weights: LinearWeights) -> LinearWeights:

@@ -3,19 +3,18 @@
 from dataclasses import dataclass
 
 from quantpipe.errors import RecipeError
-
-KV_DTYPES = ("auto", "int8_per_token_head")
+from quantpipe.formats.kv_mode import kv_mode
 
 
 @dataclass(frozen=True)
 class EngineConfig:
     """Settings of one engine.
 
-    ``backend`` names a row of ``quantpipe.backends.BACKENDS``. ``kv_dtype`` ``auto`` stores keys and values in the
-    compute dtype; ``int8_per_token_head`` follows vLLM's rule of that name; None takes what the artifact's manifest
-    asks for (``auto`` for an ordinary model folder). ``num_kv_blocks`` None sizes the pool so that ``max_num_seqs``
-    sequences of ``max_model_len`` fit, within ``kv_cache_bytes``. ``max_model_len`` None takes the model's own limit,
-    at most 4096. ``activation_divisor`` is the int8 activation rule: 127 as served, 127.5 to compare with transformers.
+    ``backend`` names a row of ``quantpipe.backends.BACKENDS``. ``kv_dtype`` names a mode of ``KV_MODES``; None takes
+    what the artifact's manifest asks for (``auto`` for an ordinary model folder). ``num_kv_blocks`` None sizes the pool
+    so that ``max_num_seqs`` sequences of ``max_model_len`` fit, within ``kv_cache_bytes``. ``max_model_len`` None takes
+    the model's own limit, at most 4096. ``activation_divisor`` is the int8 activation rule: 127 as served, 127.5 to
+    compare with transformers.
     """
 
     backend: str = "cpu"
@@ -41,5 +40,5 @@ class EngineConfig:
                 f"engine.max_num_batched_tokens: {self.max_num_batched_tokens} is below max_num_seqs "
                 f"{self.max_num_seqs}; each running sequence needs one token per step"
             )
-        if self.kv_dtype is not None and self.kv_dtype not in KV_DTYPES:
-            raise RecipeError(f"engine.kv_dtype: unknown '{self.kv_dtype}' (known: {', '.join(KV_DTYPES)})")
+        if self.kv_dtype is not None:
+            kv_mode(self.kv_dtype, "engine.kv_dtype")

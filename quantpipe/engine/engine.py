@@ -34,8 +34,9 @@ from quantpipe.engine.request import (
 )
 from quantpipe.engine.runner import Advanced, ModelRunner
 from quantpipe.engine.scheduler import Advance, Scheduler
-from quantpipe.errors import QuantpipeError, RecipeError, RequestError, suggest
-from quantpipe.formats.artifact import Artifact
+from quantpipe.errors import ArtifactError, QuantpipeError, RecipeError, RequestError, suggest
+from quantpipe.formats.artifact import MANIFEST_NAME, Artifact
+from quantpipe.formats.kv_mode import KV_MODES
 
 # Scoring keeps float32 logits of many positions at once: a step takes only as many as fit in this.
 MAX_SCORED_BYTES = 200_000_000
@@ -91,7 +92,7 @@ class Engine:
         config = config or EngineConfig()
         if config.backend not in BACKENDS:
             raise RecipeError(f"engine.backend: unknown '{config.backend}'{suggest(config.backend, BACKENDS)}")
-        kv_dtype = Artifact.open(folder).kv_cache if config.kv_dtype is None else config.kv_dtype
+        kv_dtype = _kv_dtype_of(Artifact.open(folder)) if config.kv_dtype is None else config.kv_dtype
         executor = BACKENDS[config.backend]().load(folder, config.activation_divisor, config.num_threads)
         return cls(executor, config, kv_dtype)
 
@@ -260,3 +261,11 @@ class Engine:
         for seq, _ in failures:
             self.abort(seq.request.request_id)
         raise failures[0][1]
+
+
+def _kv_dtype_of(artifact: Artifact) -> str:
+    """The KV cache mode that a folder's manifest asks for."""
+    if artifact.kv_cache not in KV_MODES:
+        where = f"{artifact.folder / MANIFEST_NAME}: kv_cache"
+        raise ArtifactError(f"{where}: unknown '{artifact.kv_cache}'{suggest(artifact.kv_cache, KV_MODES)}")
+    return artifact.kv_cache

@@ -4,9 +4,9 @@ Quantizer, backends, engine and recipes all read this one list. Keys are stored 
 
 Shapes: any leading ones, then J KV heads, D head_dim, C stored codes (D, or D / 2 where two share a byte), P parameters
 that a token and head carries beside its codes.
-Source: `int8_per_token_head` is vLLM's rule of that name. `int4_per_token_head` is the asymmetric rule of Liu et al. 2024,
-"KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache", equation 2, for values and keys alike; unlike vLLM's
-mode of that name it rotates nothing.
+Source: `int8_per_token_head` is vLLM's rule of that name. Four bits follow Liu et al. 2024, "KIVI: A Tuning-Free
+Asymmetric 2bit Quantization for KV Cache", section 3.1, per token for values and keys alike; unlike vLLM's mode of the
+name `int4_per_token_head` ours rotates nothing.
 """
 
 from dataclasses import dataclass
@@ -103,10 +103,10 @@ def static_scale(absmax_J: Tensor) -> Tensor:
     return torch.where(absmax_J == 0, torch.ones_like(absmax_J), absmax_J) / INT8_MAX
 
 
-def encode_kv(x_JD: Tensor, rule: KVRule, scale_J: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+def encode_kv(x_JD: Tensor, rule: KVRule, scale_J1: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
     """Codes [..., J, C] and parameters [..., J, P] (None where there are none) of float32 keys or values [..., J, D].
 
-    ``scale_J`` belongs to a static rule. Values beyond a static scale's range are clamped. A head that holds a NaN or
+    ``scale_J1`` belongs to a static rule. Values beyond a static scale's range are clamped. A head that holds a NaN or
     an infinity decodes to something that is not finite.
     """
     if rule.bits is None:
@@ -115,18 +115,21 @@ def encode_kv(x_JD: Tensor, rule: KVRule, scale_J: Tensor | None = None) -> tupl
         return _encode_int4(x_JD.float())
     if not rule.is_static:
         return quantize_activations(x_JD, float(INT8_MAX))
-    assert scale_J is not None, "a static rule comes with its scales"
-    q_JD = (x_JD.float() / scale_J.unsqueeze(-1)).round_().clamp_(-INT8_MAX, INT8_MAX)
+    assert scale_J1 is not None, "a static rule comes with its scales"
+    q_JD = (x_JD.float() / scale_J1).round_().clamp_(-INT8_MAX, INT8_MAX)
     return q_JD.masked_fill_(~x_JD.isfinite(), NOT_FINITE_CODE).to(torch.int8), None
 
 
-def decode_kv(codes_JC: Tensor, parameters_JP: Tensor | None, rule: KVRule, scale_J: Tensor | None = None) -> Tensor:
-    """Float32 keys or values [..., J, D] of what ``encode_kv`` gave."""
+def decode_kv(codes_JC: Tensor, parameters_JP: Tensor | None, rule: KVRule, scale_J1: Tensor | None = None) -> Tensor:
+    """Float32 keys or values [..., J, D] of what ``encode_kv`` gave.
+
+    Where heads do not lie last but one, ``scale_J1`` has the shape that spreads over what is decoded.
+    """
     if rule.bits is None:
         return codes_JC
     if rule.is_static:
-        assert scale_J is not None, "a static rule comes with its scales"
-        return mark_not_finite(codes_JC.float().mul_(scale_J.unsqueeze(-1)), codes_JC)
+        assert scale_J1 is not None, "a static rule comes with its scales"
+        return codes_JC.float().mul_(scale_J1).masked_fill_(codes_JC == NOT_FINITE_CODE, torch.nan)
     assert parameters_JP is not None, "a rule that scales per token keeps its scales"
     if rule.bits == 8:
         return codes_JC.float().mul_(parameters_JP)
@@ -134,14 +137,9 @@ def decode_kv(codes_JC: Tensor, parameters_JP: Tensor | None, rule: KVRule, scal
     return unpack_int4(codes_JC).mul_(scale_J1).add_(minimum_J1)
 
 
-def mark_not_finite(x_JD: Tensor, codes_JD: Tensor) -> Tensor:
-    """``x_JD`` with NaN where a static code says that the value was not finite, in place."""
-    return x_JD.masked_fill_(codes_JD == NOT_FINITE_CODE, torch.nan)
-
-
-def round_kv(x_JD: Tensor, rule: KVRule, scale_J: Tensor | None = None) -> Tensor:
+def round_kv(x_JD: Tensor, rule: KVRule, scale_J1: Tensor | None = None) -> Tensor:
     """What a cache gives back for ``x_JD`` [..., J, D]."""
-    return decode_kv(*encode_kv(x_JD, rule, scale_J), rule, scale_J)
+    return decode_kv(*encode_kv(x_JD, rule, scale_J1), rule, scale_J1)
 
 
 def unpack_int4(codes_JC: Tensor) -> Tensor:

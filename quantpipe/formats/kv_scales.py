@@ -1,7 +1,7 @@
 """The sidecar ``kv_scales.safetensors``: one scale per layer and KV head for keys and for values, mode `int8_static`.
 
-Named as other readers name such scales, ``model.layers.N.self_attn.k_scale`` and ``v_scale``, float32 [J]. It lies beside
-the weights instead of among them because others would load or refuse it.
+Named as other readers name such scales, ``model.layers.N.self_attn.k_scale`` and ``v_scale``, float32 [J]. It lies
+beside the weights instead of among them, because others would load or refuse it.
 
 Shapes: J KV heads.
 """

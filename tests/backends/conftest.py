@@ -32,8 +32,11 @@ Part = tuple[Sequence[int], int, Sequence[int]]
 
 
 @pytest.fixture(scope="session")
-def make_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Saves a random model, quantized to nearest (but lm_head) with ``scheme``. Equal calls share a folder."""
+def make_folder(tmp_path_factory: pytest.TempPathFactory, add_kv_scales: Callable[[Path], Path]) -> Callable[..., Path]:
+    """Saves a random model with static KV scales, quantized to nearest (but lm_head) with ``scheme``.
+
+    Equal calls share a folder.
+    """
     made: dict[str, Path] = {}
 
     def make(scheme: WeightScheme | None = None, scale_dtype: torch.dtype = torch.bfloat16, **settings: Any) -> Path:
@@ -41,7 +44,7 @@ def make_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]
         if key not in made:
             folder = tmp_path_factory.mktemp("model") / "base"
             save_random(folder, **settings)
-            made[key] = folder if scheme is None else quantize(folder, scheme, scale_dtype)
+            made[key] = add_kv_scales(folder if scheme is None else quantize(folder, scheme, scale_dtype))
         return made[key]
 
     return make

@@ -1,5 +1,6 @@
 """Every backend meets the same contract: transformers' logits, however the tokens are cut, mixed and laid out."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ from transformers import AutoModelForCausalLM
 
 from quantpipe.backends import BACKENDS
 from quantpipe.backends.protocol import BatchInput, Executor, KVCache
-from quantpipe.engine.config import KV_DTYPES
 from quantpipe.errors import ArtifactError
+from quantpipe.formats.kv_mode import KV_MODES
+from quantpipe.formats.kv_scales import KV_SCALES_NAME
 from quantpipe.formats.scheme import WeightScheme, w4a16, w8a8
 
 MakeFolder = Callable[..., Path]
@@ -20,8 +22,15 @@ MakeBatch = Callable[..., BatchInput]
 
 # Float32 sums in another order: about 1e-6 of the largest logit, which is near 10 here.
 FLOAT32_NOISE = 5e-5
-# Under int8 a value on a rounding boundary may go either way: one step of absmax / 127 in a few entries.
-CHUNKING_NOISE = {"auto": FLOAT32_NOISE, "int8_per_token_head": 0.02}
+# A value on a rounding boundary may go either way: one step, of absmax / 127 or a fifteenth of the range, in a few.
+CHUNKING_NOISE = {
+    "auto": FLOAT32_NOISE,
+    "int8_per_token_head": 0.02,
+    "int8_static": 0.02,
+    "k_int8_v_int4": 0.3,
+    "int4_per_token_head": 0.3,
+}
+ROUNDING_NOISE = {"int8_per_token_head": 0.02, "int8_static": 0.02, "k_int8_v_int4": 0.25, "int4_per_token_head": 0.3}
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
 DECODERS: dict[str, dict[str, Any]] = {
     "grouped heads": {},
@@ -68,7 +77,7 @@ def test_logits_equal_those_of_transformers(
     torch.testing.assert_close(found, expected, rtol=0, atol=FLOAT32_NOISE)
 
 
-@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize("kv_dtype", KV_MODES)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_chunks_and_decodes_over_scrambled_blocks_equal_one_dense_step(
     backend: str, kv_dtype: str, make_folder: MakeFolder, make_batch: MakeBatch
@@ -118,7 +127,7 @@ def test_only_the_wanted_rows_come_back(backend: str, make_folder: MakeFolder, m
         torch.testing.assert_close(found, every_row[rows], rtol=0, atol=FLOAT32_NOISE)
 
 
-@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize("kv_dtype", KV_MODES)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_sequence_that_overflowed_leaves_its_neighbours_unharmed(
     backend: str, kv_dtype: str, make_folder: MakeFolder, make_batch: MakeBatch
@@ -138,19 +147,43 @@ def test_sequence_that_overflowed_leaves_its_neighbours_unharmed(
     torch.testing.assert_close(found, torch.stack(expected), rtol=0, atol=CHUNKING_NOISE[kv_dtype])
 
 
+@pytest.mark.parametrize("kv_dtype", sorted(KV_MODES.keys() - {"auto"}))
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_int8_keys_and_values_stay_close_to_float_ones(
-    backend: str, make_folder: MakeFolder, make_batch: MakeBatch
+def test_rounded_keys_and_values_stay_close_to_float_ones(
+    backend: str, kv_dtype: str, make_folder: MakeFolder, make_batch: MakeBatch
 ) -> None:
     executor = load(backend, make_folder())
     ids = random_ids(40)
-    plain, int8 = (dense_logits(executor, make_batch, ids, kv_dtype) for kv_dtype in KV_DTYPES)
-    # Each stored value is off by at most absmax / 254, 0.4 %: some change, and a small one.
-    relative = (int8 - plain).norm() / plain.norm()
-    assert 1e-5 < relative < 0.02
+    plain, rounded = (dense_logits(executor, make_batch, ids, name) for name in ("auto", kv_dtype))
+    # Half a step at most for each stored value, absmax / 254 or a thirtieth of the range: some change, and a small one.
+    relative = (rounded - plain).norm() / plain.norm()
+    assert 1e-5 < relative < ROUNDING_NOISE[kv_dtype]
 
 
-@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize("kv_dtype", KV_MODES)
+@pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "reference"])
+def test_every_cache_mode_gives_the_logits_of_the_reference(
+    backend: str, kv_dtype: str, make_folder: MakeFolder, make_batch: MakeBatch
+) -> None:
+    ids = random_ids(40)
+    expected, found = (
+        dense_logits(load(name, make_folder()), make_batch, ids, kv_dtype) for name in ("reference", backend)
+    )
+    torch.testing.assert_close(found, expected, rtol=0, atol=CHUNKING_NOISE[kv_dtype])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_static_mode_without_its_scales_is_refused(backend: str, make_folder: MakeFolder, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(make_folder(), folder)
+    (folder / KV_SCALES_NAME).unlink()
+    executor = load(backend, folder)
+    executor.allocate_kv_cache(1, BLOCK_SIZE, "auto")
+    with pytest.raises(ArtifactError, match=r"kv_scales\.safetensors: no such file"):
+        executor.allocate_kv_cache(1, BLOCK_SIZE, "int8_static")
+
+
+@pytest.mark.parametrize("kv_dtype", KV_MODES)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_cache_takes_the_bytes_that_are_announced(backend: str, kv_dtype: str, make_folder: MakeFolder) -> None:
     executor = load(backend, make_folder())

@@ -1,5 +1,6 @@
 """The engine on real backends and model folders: transformers is the oracle for float32 greedy tokens and logits."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,10 +12,11 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
 from quantpipe.backends import BACKENDS
-from quantpipe.engine.config import KV_DTYPES, EngineConfig
+from quantpipe.engine.config import EngineConfig
 from quantpipe.engine.engine import Engine
 from quantpipe.engine.request import FinishReason, RequestOutput, SamplingParams
 from quantpipe.errors import ArtifactError, RecipeError
+from quantpipe.formats.kv_mode import KV_MODES
 
 GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
 
@@ -51,8 +53,8 @@ def assert_greedy(model: LlamaForCausalLM, output: RequestOutput) -> None:
 
 
 @pytest.fixture(scope="module")
-def folder(random_llama: Callable[..., Path]) -> Path:
-    return random_llama(tie_word_embeddings=False)
+def folder(random_llama: Callable[..., Path], add_kv_scales: Callable[[Path], Path]) -> Path:
+    return add_kv_scales(random_llama(tie_word_embeddings=False))
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +106,7 @@ def test_prompt_logits_in_chunks_equal_those_of_transformers(
 
 
 @pytest.mark.parametrize("backend", sorted(BACKENDS))
-@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize("kv_dtype", KV_MODES)
 def test_tokens_do_not_depend_on_chunks_batch_or_preemption(folder: Path, backend: str, kv_dtype: str) -> None:
     prompts = random_prompts(128)
     expected, found = (
@@ -115,11 +117,11 @@ def test_tokens_do_not_depend_on_chunks_batch_or_preemption(folder: Path, backen
 
 
 @pytest.mark.parametrize("backend", sorted(BACKENDS))
-@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize("kv_dtype", KV_MODES)
 def test_overflow_in_one_request_harms_neither_its_neighbours_nor_those_after_it(
-    random_llama: Callable[..., Path], backend: str, kv_dtype: str
+    random_llama: Callable[..., Path], add_kv_scales: Callable[[Path], Path], backend: str, kv_dtype: str
 ) -> None:
-    folder = random_llama(tie_word_embeddings=False)
+    folder = add_kv_scales(random_llama(tie_word_embeddings=False))
     weights = load_file(folder / "model.safetensors")
     weights["model.embed_tokens.weight"][100] = torch.nan
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
@@ -149,6 +151,16 @@ def test_model_limit_and_kv_dtype_are_taken_from_the_folder(folder: Path) -> Non
     engine = Engine.open(folder)
     assert engine.max_model_len == 256
     assert engine.kv_dtype == "auto"
+
+
+def test_unknown_kv_dtype_is_refused_wherever_it_comes_from(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"engine.kv_dtype: unknown 'int8'.*\(known: auto, "):
+        EngineConfig(kv_dtype="int8")
+    copied = tmp_path / "model"
+    shutil.copytree(folder, copied)
+    (copied / "quantpipe.json").write_text('{"kv_cache": "int9"}', encoding="utf-8")
+    with pytest.raises(ArtifactError, match=r"quantpipe\.json: kv_cache: unknown 'int9'"):
+        Engine.open(copied)
 
 
 def test_unknown_backend_is_refused_with_the_known_ones(folder: Path) -> None:

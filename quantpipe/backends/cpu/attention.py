@@ -57,8 +57,8 @@ def attend(spec: AttentionSpec, groups: list[AttentionGroup], layer: int, query_
 
 
 def _attend_group(spec: AttentionSpec, group: AttentionGroup, layer: int, query_THD: Tensor, kv: CpuKVCache) -> Tensor:
-    cached_JSCD = kv.read(layer, group.block_ids, group.num_sequences)[:, :, : group.context_len]
-    key_SJCD, value_SJCD = (part.transpose(0, 1) for part in cached_JSCD.chunk(2))
+    cached = kv.read(layer, group.block_ids, group.num_sequences)
+    key_SJCD, value_SJCD = (part_JSCD[:, :, : group.context_len].transpose(0, 1) for part_JSCD in cached)
     query_SHnD = query_THD.view(group.num_sequences, group.query_len, spec.num_heads, -1).transpose(1, 2)
     out_SHnD = torch.nn.functional.scaled_dot_product_attention(
         query_SHnD,

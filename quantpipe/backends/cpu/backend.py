@@ -36,6 +36,7 @@ class CpuBackend:
             else builder.build([load_linear(artifact, description.lm_head)])
         )
         return CpuExecutor(
+            folder=folder,
             description=description,
             embedding_VH=embedding_VH,
             layers=layers,

@@ -5,14 +5,17 @@ D head_dim, I intermediate size.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from quantpipe.backends.cpu.attention import attend, plan_groups
 from quantpipe.backends.cpu.kernel_check import CpuLinear
-from quantpipe.backends.cpu.kv_cache import CpuKVCache, bytes_per_block
+from quantpipe.backends.cpu.kv_cache import CpuKVCache
 from quantpipe.backends.protocol import BatchInput, KVCache
+from quantpipe.formats.kv_mode import KV_MODES
+from quantpipe.formats.kv_scales import read_kv_scales
 from quantpipe.models.description import AttentionSpec, DecoderDescription, RopeSpec
 
 
@@ -62,6 +65,7 @@ class Rotation:
 class CpuExecutor:
     """A loaded model."""
 
+    folder: Path
     description: DecoderDescription
     embedding_VH: Tensor
     layers: tuple[CpuLayer, ...]
@@ -72,11 +76,13 @@ class CpuExecutor:
 
     def kv_bytes_per_block(self, block_size: int, dtype: str) -> int:
         shape = self.description
-        return bytes_per_block(block_size, dtype, shape.num_layers, shape.num_kv_heads, shape.head_dim)
+        return shape.num_layers * block_size * KV_MODES[dtype].token_bytes(shape.num_kv_heads, shape.head_dim)
 
     def allocate_kv_cache(self, num_blocks: int, block_size: int, dtype: str) -> CpuKVCache:
         shape = self.description
-        return CpuKVCache.allocate(num_blocks, block_size, dtype, shape.num_layers, shape.num_kv_heads, shape.head_dim)
+        sizes = (shape.num_layers, shape.num_kv_heads, shape.head_dim)
+        scales = read_kv_scales(self.folder, *sizes[:2]) if KV_MODES[dtype].needs_scales else None
+        return CpuKVCache.allocate(num_blocks, block_size, dtype, *sizes, scales)
 
     @torch.no_grad()
     def forward(self, batch: BatchInput, kv_cache: KVCache) -> Tensor:

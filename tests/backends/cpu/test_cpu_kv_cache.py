@@ -1,12 +1,16 @@
-"""The int8 rule: each token and head by its own absmax / 127, quantized when written, in both backends alike."""
+"""The CPU's paged cache gives back what the rules of ``formats.kv_mode`` make of each token, as the reference does."""
 
+import pytest
 import torch
 
 from quantpipe.backends.cpu.kv_cache import CpuKVCache
-from quantpipe.backends.reference import ReferenceKVCache, read_context, write_tokens
+from quantpipe.backends.reference_kv_cache import ReferenceKVCache
+from quantpipe.formats.kv_mode import KV_MODES, round_kv
+from quantpipe.formats.kv_scales import KVScales
 
 NUM_BLOCKS, BLOCK_SIZE, NUM_HEADS, HEAD_DIM = 6, 4, 3, 8
 SLOTS = torch.tensor([9, 2, 23, 0, 14])
+SCALES = KVScales((torch.tensor([0.1, 1.0, 10.0]),), (torch.tensor([0.02, 0.3, 4.0]),))
 
 
 def random_tokens() -> torch.Tensor:
@@ -18,10 +22,14 @@ def random_tokens() -> torch.Tensor:
     return new_TJD
 
 
+def cache(dtype: str) -> CpuKVCache:
+    return CpuKVCache.allocate(NUM_BLOCKS, BLOCK_SIZE, dtype, 1, NUM_HEADS, HEAD_DIM, SCALES)
+
+
 def read_back(new_TJD: torch.Tensor, dtype: str) -> torch.Tensor:
-    kv = CpuKVCache.allocate(NUM_BLOCKS, BLOCK_SIZE, dtype, 1, NUM_HEADS, HEAD_DIM)
+    kv = cache(dtype)
     kv.write(0, new_TJD, SLOTS)
-    return kv.read(0, torch.arange(NUM_BLOCKS), 1)[:, 0, SLOTS].transpose(0, 1)
+    return torch.cat(kv.read(0, torch.arange(NUM_BLOCKS), 1))[:, 0, SLOTS].transpose(0, 1)
 
 
 def test_float_cache_returns_what_was_written() -> None:
@@ -29,33 +37,57 @@ def test_float_cache_returns_what_was_written() -> None:
     assert torch.equal(read_back(new_TJD, "auto"), new_TJD)
 
 
-def test_int8_error_is_within_half_a_step_of_each_token_and_head() -> None:
-    new_TJD = random_tokens()
-    found_TJD = read_back(new_TJD, "int8_per_token_head")
-    half_step_TJ1 = new_TJD.abs().amax(-1, keepdim=True) / 127 / 2
-    assert bool(((found_TJD - new_TJD).abs() <= half_step_TJ1 * (1 + 1e-5)).all())
-    assert not torch.equal(found_TJD, new_TJD)
-    largest = new_TJD.abs().argmax(-1, keepdim=True)
-    torch.testing.assert_close(found_TJD.gather(-1, largest), new_TJD.gather(-1, largest))
-
-
-def test_both_backends_store_the_same_numbers() -> None:
-    new_TJD = random_tokens()
-    keys, values = (torch.zeros(NUM_BLOCKS, BLOCK_SIZE, NUM_HEADS, HEAD_DIM, dtype=torch.int8) for _ in range(2))
-    key_scales, value_scales = (torch.zeros(NUM_BLOCKS, BLOCK_SIZE, NUM_HEADS, 1) for _ in range(2))
-    reference = ReferenceKVCache(
-        NUM_BLOCKS, BLOCK_SIZE, "int8_per_token_head", (keys,), (values,), (key_scales,), (value_scales,)
+@pytest.mark.parametrize("dtype", KV_MODES)
+def test_each_token_and_head_is_rounded_by_its_rule(dtype: str) -> None:
+    new_TJD, mode = random_tokens(), KV_MODES[dtype]
+    key_TJD, value_TJD = new_TJD.chunk(2, dim=1)
+    expected_TJD = torch.cat(
+        (
+            round_kv(key_TJD, mode.key, SCALES.key[0].unsqueeze(-1)),
+            round_kv(value_TJD, mode.value, SCALES.value[0].unsqueeze(-1)),
+        ),
+        dim=1,
     )
-    write_tokens(0, new_TJD[:, :NUM_HEADS], new_TJD[:, NUM_HEADS:], SLOTS, reference)
-    key_CJD, value_CJD = read_context(0, torch.arange(NUM_BLOCKS), NUM_BLOCKS * BLOCK_SIZE, reference)
-    expected_TJD = torch.cat((key_CJD, value_CJD), dim=1)[SLOTS]
-    assert torch.equal(read_back(new_TJD, "int8_per_token_head"), expected_TJD)
+    assert torch.equal(read_back(new_TJD, dtype), expected_TJD)
 
 
-def test_sequences_are_read_side_by_side() -> None:
-    kv = CpuKVCache.allocate(NUM_BLOCKS, BLOCK_SIZE, "auto", 1, NUM_HEADS, HEAD_DIM)
-    numbered = torch.arange(NUM_BLOCKS * BLOCK_SIZE).float().view(-1, 1, 1).expand(-1, 2 * NUM_HEADS, HEAD_DIM)
-    kv.write(0, numbered, torch.arange(NUM_BLOCKS * BLOCK_SIZE))
-    read_JSCD = kv.read(0, torch.tensor([5, 0, 3, 1]), 2)
-    assert read_JSCD.shape == (2 * NUM_HEADS, 2, 2 * BLOCK_SIZE, HEAD_DIM)
-    assert read_JSCD[0, :, :, 0].tolist() == [[20, 21, 22, 23, 0, 1, 2, 3], [12, 13, 14, 15, 4, 5, 6, 7]]
+@pytest.mark.parametrize("dtype", KV_MODES)
+def test_both_backends_give_back_the_same_numbers(dtype: str) -> None:
+    new_TJD = random_tokens()
+    sizes = (1, NUM_HEADS, HEAD_DIM)
+    reference = ReferenceKVCache.allocate(NUM_BLOCKS, BLOCK_SIZE, dtype, *sizes, SCALES)
+    found = []
+    for store, part_TJD in zip((reference.keys[0], reference.values[0]), new_TJD.chunk(2, dim=1), strict=True):
+        store.write(part_TJD, SLOTS)
+        found.append(store.read(torch.arange(NUM_BLOCKS), NUM_BLOCKS * BLOCK_SIZE)[SLOTS])
+    assert torch.equal(read_back(new_TJD, dtype), torch.cat(found, dim=1))
+
+
+@pytest.mark.parametrize("dtype", KV_MODES)
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_token_that_overflowed_reads_as_not_finite_and_its_neighbours_as_they_were(dtype: str, bad: float) -> None:
+    new_TJD = random_tokens()
+    new_TJD[3, :, 5] = bad
+    found_TJD = read_back(new_TJD, dtype)
+    assert not found_TJD[3, :, 5].isfinite().any()
+    others = [0, 1, 2, 4]
+    assert torch.equal(found_TJD[others], read_back(random_tokens(), dtype)[others])
+
+
+@pytest.mark.parametrize("dtype", KV_MODES)
+def test_sequences_are_read_side_by_side(dtype: str) -> None:
+    kv = cache(dtype)
+    numbered_T = torch.arange(NUM_BLOCKS * BLOCK_SIZE).float()
+    kv.write(0, numbered_T.view(-1, 1, 1).expand(-1, 2 * NUM_HEADS, HEAD_DIM), numbered_T.long())
+    for part_JSCD, rule, scales in zip(
+        kv.read(0, torch.tensor([5, 0, 3, 1]), 2),
+        (KV_MODES[dtype].key, KV_MODES[dtype].value),
+        (SCALES.key, SCALES.value),
+        strict=True,
+    ):
+        assert part_JSCD.shape == (NUM_HEADS, 2, 2 * BLOCK_SIZE, HEAD_DIM)
+        expected_TJD = round_kv(
+            numbered_T.view(-1, 1, 1).expand(-1, NUM_HEADS, HEAD_DIM), rule, scales[0].unsqueeze(-1)
+        )
+        order = torch.tensor([[20, 21, 22, 23, 0, 1, 2, 3], [12, 13, 14, 15, 4, 5, 6, 7]])
+        assert torch.equal(part_JSCD, expected_TJD[order].permute(2, 0, 1, 3))
