@@ -7,7 +7,7 @@ shapes) because other readers load a folder with missing tensors silently; ``ver
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -30,10 +30,16 @@ _HASH_CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where a tensor lies and what its file's header says of it."""
+    """Where a tensor lies and what its file's header says of it.
+
+    A folder may be read under other names and as another layout than its files hold: then ``name`` is the tensor's in
+    the file, ``view`` makes what is read of it, and ``spec`` is what that gives.
+    """
 
     file: Path
     spec: TensorSpec
+    name: str | None = None
+    view: Callable[[torch.Tensor], torch.Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -77,12 +83,13 @@ class Artifact:
         """Read one tensor. Raises ArtifactError where there is none of that name."""
         if name not in self.stored:
             raise ArtifactError(f"{self.folder}: tensor {name} is missing; the folder is incomplete, make it again")
+        stored = self.stored[name]
         try:
-            with safe_open(self.stored[name].file, framework="pt") as file:
-                tensor: torch.Tensor = file.get_tensor(name)
-                return tensor
+            with safe_open(stored.file, framework="pt") as file:
+                tensor: torch.Tensor = file.get_tensor(stored.name or name)
         except (OSError, SafetensorError) as error:
-            raise ArtifactError(f"{self.stored[name].file}: cannot read {name}: {error}") from error
+            raise ArtifactError(f"{stored.file}: cannot read {name}: {error}") from error
+        return tensor if stored.view is None else stored.view(tensor)
 
     @property
     def kv_cache(self) -> str:

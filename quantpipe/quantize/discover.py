@@ -41,7 +41,7 @@ class Targets:
 
 
 def find_blocks(model: nn.Module) -> DecoderBlocks:
-    """The longest list of modules that contain linears. RecipeError where there is none."""
+    """The longest list of modules that contain linears, lists inside others apart. RecipeError where there is none."""
     stacks = [
         DecoderBlocks(name, list(module))
         for name, module in model.named_modules()
@@ -51,7 +51,8 @@ def find_blocks(model: nn.Module) -> DecoderBlocks:
         raise RecipeError(
             f"model: {type(model).__name__} has no stack of decoder blocks with Linear layers to quantize"
         )
-    return max(stacks, key=lambda stack: len(stack.blocks))
+    outer = [stack for stack in stacks if not any(stack.path.startswith(f"{other.path}.") for other in stacks)]
+    return max(outer, key=lambda stack: len(stack.blocks))
 
 
 def find_targets(model: nn.Module, blocks: DecoderBlocks, ignore: Sequence[str], scheme: WeightScheme) -> Targets:

@@ -5,7 +5,7 @@ of blocks. Which dtype a tensor is stored in is read from the headers of the wei
 """
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +19,8 @@ from quantpipe.errors import ArtifactError, DataError
 from quantpipe.formats.artifact import Artifact
 from quantpipe.formats.artifact_writer import dtype_name
 from quantpipe.quantize.discover import DecoderBlocks, find_blocks
+from quantpipe.quantize.gpt2 import as_opt
+from quantpipe.quantize.structure import StoredNames, stored_names, unroll
 
 Rewrite = Callable[[int, nn.Module], None]
 
@@ -31,11 +33,15 @@ class StreamedModel:
 
     ``module`` is the transformers model: real float32 parameters outside the blocks, buffers real everywhere, the
     parameters of the blocks on the meta device in the dtypes they are stored in. ``blocks`` are its decoder blocks.
+    ``artifact`` holds the tensors under the names that they have in ``module``. ``base`` is what an artifact of this
+    model is written from; ``names`` tells under which names it stores them.
     """
 
     module: nn.Module
     blocks: DecoderBlocks
     artifact: Artifact
+    base: Artifact
+    names: StoredNames
 
     @classmethod
     def open(cls, folder: Path, trust_remote_code: bool = False, attention: str = "sdpa") -> "StreamedModel":
@@ -45,10 +51,12 @@ class StreamedModel:
         in another shape; DataError where a weight outside the blocks is NaN or infinite; RecipeError where the model
         has no decoder blocks.
         """
-        artifact = Artifact.open(folder)
-        module = _skeleton(folder, trust_remote_code, attention)
+        base = as_opt(Artifact.open(folder))
+        module = _skeleton(base, trust_remote_code, attention)
+        unroll(module)
         blocks = find_blocks(module)
-        model = cls(module, blocks, artifact)
+        names = stored_names(module, base)
+        model = cls(module, blocks, names.seen_through(base), base, names)
         for index, block in enumerate(blocks.blocks):
             for name, parameter in list(block.named_parameters()):
                 full_name = f"{blocks.name(index)}.{name}"
@@ -60,7 +68,7 @@ class StreamedModel:
     def load_block(self, index: int) -> nn.Module:
         """A copy of block ``index`` with its weights as they are stored. DataError names a NaN or infinite one."""
         meta = self.blocks.blocks[index]
-        # What a block shares with the model is not copied: the configuration, and a replaced forward (see `running`).
+        # What a block shares with the model is not copied: the configuration, and a replaced forward (see `replaced`).
         shared = (self.module.config, vars(meta).get("forward"))
         block: nn.Module = copy.deepcopy(meta, {id(each): each for each in shared})
         vars(block).pop("forward", None)
@@ -86,10 +94,16 @@ class StreamedModel:
                 rewrite(index, block)
             return block(*args, **kwargs)
 
-        for index, block in enumerate(self.blocks.blocks):
-            block.forward = partial(run, index)
-        try:
+        with self.replaced([partial(run, index) for index in range(len(self.blocks.blocks))]):
             yield self.module
+
+    @contextmanager
+    def replaced(self, forwards: Sequence[Callable[..., Any]]) -> Iterator[None]:
+        """A context in which each block, when it is called, runs the function of its place in ``forwards`` instead."""
+        for block, forward in zip(self.blocks.blocks, forwards, strict=True):
+            block.forward = forward
+        try:
+            yield
         finally:
             for block in self.blocks.blocks:
                 del block.forward
@@ -151,19 +165,21 @@ class StreamedModel:
                 setattr(self.module.get_submodule(path), leaf, parameters[0])
 
 
-def _skeleton(folder: Path, trust_remote_code: bool, attention: str) -> nn.Module:
-    """The model of ``folder`` with parameters on the meta device; buffers are computed, in float32."""
+def _skeleton(base: Artifact, trust_remote_code: bool, attention: str) -> nn.Module:
+    """The model of ``base`` with parameters on the meta device; buffers are computed, in float32."""
     from accelerate import init_empty_weights
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
+        config = AutoConfig.from_pretrained(base.folder, local_files_only=True, trust_remote_code=trust_remote_code)
+        if config.model_type != base.config["model_type"]:
+            config = AutoConfig.for_model(**base.config)
         with init_empty_weights(include_buffers=False):
             module: nn.Module = AutoModelForCausalLM.from_config(
                 config, dtype=torch.float32, attn_implementation=attention, trust_remote_code=trust_remote_code
             )
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
-        raise ArtifactError(f"{folder}: transformers cannot load this model: {_first_line(error)}") from error
+        raise ArtifactError(f"{base.folder}: transformers cannot load this model: {_first_line(error)}") from error
     return module.eval().requires_grad_(False)
 
 
