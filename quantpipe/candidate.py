@@ -73,7 +73,7 @@ def make_candidate(recipe: Recipe, base: BaseModel, config: EngineConfig, report
         blocks = find_blocks(model)
         targets = find_targets(model, blocks, recipe.quantize.ignore, scheme)
         method = ", ".join([*(t.name for t in recipe.quantize.transforms), recipe.quantize.solver.name, scheme.name])
-        reporter.stage(f"quantize {len(targets.linears)} linears: {method}")
+        reporter.stage(f"quantize {len(targets.schemes)} linears: {method}")
         quantized = _solve(recipe.quantize, model, blocks, targets, scheme, calibration, reporter)
         quantization = quantization_config(scheme, list(targets.ignored))
     reporter.stage(f"write {folder}")

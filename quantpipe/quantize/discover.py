@@ -1,4 +1,4 @@
-"""The structure of a model, found by looking at it and running it: its decoder blocks, and which linears to quantize.
+"""The structure of a model, found by looking at it: its decoder blocks, and which linears to quantize, and how.
 
 There are no lists of model names here. What cannot be handled is refused with a reason, before calibration.
 """
@@ -11,9 +11,18 @@ from torch import Tensor, nn
 from quantpipe.errors import RecipeError
 from quantpipe.formats.artifact import matches
 from quantpipe.formats.scheme import WeightScheme
+from quantpipe.quantize.structure import UnrolledExperts
+from quantpipe.quantize.target_checks import (
+    check_experts,
+    check_fused_sets,
+    check_group_sizes,
+    check_outside,
+    check_pattern,
+    refuse_unknown_weights,
+)
 
-# vLLM runs these as one matrix each, so their members must share a scheme or all be left alone.
-FUSED_SETS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+# Modules, and the scheme that a recipe's override stores them in.
+Override = tuple[tuple[str, ...], WeightScheme]
 
 
 @dataclass(frozen=True)
@@ -29,15 +38,24 @@ class DecoderBlocks:
 
 @dataclass(frozen=True)
 class Targets:
-    """What is quantized: full name -> linear inside the blocks. ``ignored`` names the linears left as they are."""
+    """What is quantized, and how: full name of a linear -> its scheme, in the model's order.
 
-    linears: Mapping[str, nn.Linear]
+    ``ignored`` names what stays in floating point: linears that were asked to, and the routers of mixtures. ``notes``
+    are consequences that the user should know of.
+    """
+
+    schemes: Mapping[str, WeightScheme]
     ignored: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
-    def inside(self, block_name: str) -> dict[str, nn.Linear]:
+    def inside(self, block_name: str) -> dict[str, WeightScheme]:
         """The targets of one block, by their name relative to it."""
         prefix = f"{block_name}."
-        return {name.removeprefix(prefix): m for name, m in self.linears.items() if name.startswith(prefix)}
+        return {name.removeprefix(prefix): each for name, each in self.schemes.items() if name.startswith(prefix)}
+
+    def outside(self, blocks_path: str) -> dict[str, WeightScheme]:
+        """The targets that are in no block (the output head), by their full name."""
+        return {name: each for name, each in self.schemes.items() if not name.startswith(f"{blocks_path}.")}
 
 
 def find_blocks(model: nn.Module) -> DecoderBlocks:
@@ -55,32 +73,64 @@ def find_blocks(model: nn.Module) -> DecoderBlocks:
     return max(outer, key=lambda stack: len(stack.blocks))
 
 
-def find_targets(model: nn.Module, blocks: DecoderBlocks, ignore: Sequence[str], scheme: WeightScheme) -> Targets:
-    """The linears to quantize, after every check that needs no data.
+def find_targets(
+    model: nn.Module,
+    blocks: DecoderBlocks,
+    ignore: Sequence[str],
+    scheme: WeightScheme,
+    overrides: Sequence[Override] = (),
+) -> Targets:
+    """The linears to quantize, after every check that needs no data. Works on the meta device.
 
-    Raises RecipeError: nothing left to quantize, a group size that does not fit, an output head asked to be
-    quantized, weights that are not Linear modules, fused sets ignored in part, an ignore entry that names nothing.
+    Every linear of the blocks gets ``scheme``, or that of the last override that names it; routers and what ``ignore``
+    names stay as they are. The output head is quantized only where an override gives it 8 bits.
+
+    Raises RecipeError: an entry that names nothing, nothing left to quantize, a group size that does not fit, weights
+    that are not Linear modules, linears outside the blocks that no entry speaks of, sets that runtimes fuse in
+    different schemes, experts in a form that transformers does not load.
     """
     linears = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    routers = find_routers(model)
+    names = list(dict.fromkeys([*linears, *routers]))
     for pattern in ignore:
-        if not any(matches(name, pattern) for name in linears):
-            raise RecipeError(
-                f"quantize.ignore: '{pattern}' names no Linear of the model (such as {next(iter(linears))})"
-            )
-    ignored = tuple(name for name in linears if any(matches(name, pattern) for pattern in ignore))
-    chosen = {name: module for name, module in linears.items() if name not in ignored}
-    inside = {name: module for name, module in chosen.items() if name.startswith(f"{blocks.path}.")}
-    for name in chosen.keys() - inside.keys():
-        raise RecipeError(
-            f"quantize.ignore: {name} lies outside the decoder blocks and cannot be quantized; list it here"
-        )
-    if not inside:
-        raise RecipeError("quantize.ignore: every Linear is ignored, nothing is left to quantize")
-    _refuse_unknown_weights(blocks)
-    for name, module in inside.items():
-        scheme.check_fits(name, module.in_features)
-    _refuse_split_fused_sets(inside, ignored)
-    return Targets(inside, ignored)
+        check_pattern("quantize.ignore", pattern, names)
+    ignored = [name for name in names if name in routers or any(matches(name, pattern) for pattern in ignore)]
+    schemes = _schemes({name: scheme for name in linears if name not in ignored}, ignored, overrides)
+    chosen = {name: linears[name] for name in schemes}
+    explicit = {name for name in chosen if any(matches(name, pattern) for each, _ in overrides for pattern in each)}
+    outside = {name: each for name, each in schemes.items() if not name.startswith(f"{blocks.path}.")}
+    check_outside(outside, explicit)
+    if len(outside) == len(schemes):
+        raise RecipeError("quantize.ignore: every Linear of the blocks is ignored, nothing is left to quantize")
+    for index, block in enumerate(blocks.blocks):
+        refuse_unknown_weights(block, blocks.name(index), routers)
+    check_group_sizes(chosen, schemes)
+    check_schemes(model, schemes, ignored)
+    return Targets(schemes, tuple(ignored), tuple(_tied_notes(model, outside)))
+
+
+def check_schemes(model: nn.Module, schemes: Mapping[str, WeightScheme], ignored: Sequence[str]) -> None:
+    """Raise RecipeError where linears that readers treat as one are in different schemes. Overrides or an allocation
+    may have given them such."""
+    check_fused_sets(schemes, ignored)
+    check_experts(schemes, _expert_linears(model))
+
+
+def find_routers(model: nn.Module) -> list[str]:
+    """Modules beside experts that give a number to each expert, or one to all: too small and too sensitive to quantize.
+
+    vLLM runs them in floating point too.
+    """
+    routers = []
+    for name, experts in model.named_modules():
+        if not isinstance(experts, UnrolledExperts):
+            continue
+        parent = name.rpartition(".")[0]
+        for child, module in model.get_submodule(parent).named_children():
+            weight = dict(module.named_parameters(recurse=False)).get("weight")
+            if weight is not None and weight.ndim == 2 and len(weight) in (1, experts.num_experts):
+                routers.append(f"{parent}.{child}")
+    return routers
 
 
 def shared_input_groups(first_inputs: Sequence[tuple[str, Tensor]]) -> list[list[str]]:
@@ -99,26 +149,32 @@ def _has_linear(module: nn.Module) -> bool:
     return any(isinstance(child, nn.Linear) for child in module.modules())
 
 
-def _refuse_unknown_weights(blocks: DecoderBlocks) -> None:
-    for index, block in enumerate(blocks.blocks):
-        for module_name, module in block.named_modules():
-            if isinstance(module, nn.Linear):
-                continue
-            for name, parameter in module.named_parameters(recurse=False):
-                if parameter.ndim >= 2:
-                    where = ".".join(filter(None, (blocks.name(index), module_name, name)))
-                    raise RecipeError(
-                        f"model: {where} is a {parameter.ndim}-D weight of a {type(module).__name__}, not of a Linear; "
-                        "this architecture cannot be quantized yet"
-                    )
-
-
-def _refuse_split_fused_sets(chosen: Mapping[str, nn.Linear], ignored: Sequence[str]) -> None:
-    for name in ignored:
-        parent, _, leaf = name.rpartition(".")
-        for fused in FUSED_SETS:
-            if leaf in fused and any(f"{parent}.{other}" in chosen for other in fused):
+def _schemes(
+    wanted: dict[str, WeightScheme], ignored: Sequence[str], overrides: Sequence[Override]
+) -> dict[str, WeightScheme]:
+    """The scheme of each linear after ``overrides``, of which the last that names it counts."""
+    for patterns, scheme in overrides:
+        for pattern in patterns:
+            check_pattern("quantize.overrides", pattern, [*wanted, *ignored])
+            named = [name for name in wanted if matches(name, pattern)]
+            if not named:
                 raise RecipeError(
-                    f"quantize.ignore: {name} is ignored but not all of {', '.join(fused)} beside it; vLLM runs "
-                    "them as one matrix, so ignore all or none"
+                    f"quantize.overrides: '{pattern}' names only what is ignored; take it from `ignore` to quantize it"
                 )
+            wanted |= dict.fromkeys(named, scheme)
+    return wanted
+
+
+def _expert_linears(model: nn.Module) -> list[str]:
+    stacks = [name for name, module in model.named_modules() if isinstance(module, UnrolledExperts)]
+    prefixes = tuple(f"{stack}." for stack in stacks)
+    return [name for name, m in model.named_modules() if isinstance(m, nn.Linear) and name.startswith(prefixes)]
+
+
+def _tied_notes(model: nn.Module, outside: Mapping[str, WeightScheme]) -> list[str]:
+    shared = [id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)]
+    return [
+        f"{name} shares the embedding's weight; it is stored apart from it now, and tie_word_embeddings becomes false"
+        for name in outside
+        if id(model.get_submodule(name).weight) in shared
+    ]
