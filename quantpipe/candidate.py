@@ -75,7 +75,7 @@ def make_candidate(recipe: Recipe, base: BaseModel, config: EngineConfig, report
         method = ", ".join([*(t.name for t in recipe.quantize.transforms), recipe.quantize.solver.name, scheme.name])
         reporter.stage(f"quantize {len(targets.schemes)} linears: {method}")
         quantized = _solve(recipe.quantize, model, blocks, targets, scheme, calibration, reporter)
-        quantization = quantization_config(scheme, list(targets.ignored))
+        quantization = quantization_config(dict.fromkeys(quantized.weights, scheme), list(targets.ignored))
     reporter.stage(f"write {folder}")
     withdraw_verdict(recipe.output)
     manifest = _manifest(recipe, base, calibration, quantized, fingerprint)

@@ -24,7 +24,7 @@ WEIGHTS_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
 
 # A module is quantized where any of these is stored: a partly deleted module must not pass for an ordinary one.
-_QUANTIZED_SUFFIXES = ("weight_packed", "weight_scale", "weight_shape")
+_QUANTIZED_SUFFIXES = ("weight_packed", "weight_scale", "weight_shape", "weight_zero_point")
 _HASH_CHUNK_BYTES = 1 << 20
 
 

@@ -10,6 +10,7 @@ import errno
 import json
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,9 +29,11 @@ from quantpipe.formats.artifact import (
     file_digest,
     tensor_digest,
 )
-from quantpipe.formats.layout import pack
+from quantpipe.formats.layout import decode, pack
 from quantpipe.formats.scheme import TensorSpec, WeightScheme
 
+MIXED_FORMAT = "mixed-precision"
+EXPERT_PART, EXPERTS_TARGET = ".experts.", "re:.*[.]experts[.].*"
 MAX_SHARD_BYTES = 5 * 10**9
 MANIFEST_VERSION = 1
 # The release of the format this writer follows; readers use it to choose a parser.
@@ -44,36 +47,65 @@ _PARTIAL_PREFIX = ".partial-"
 
 @dataclass(frozen=True)
 class QuantWeight:
-    """One quantized linear: signed integers [N, K] (int8), scales [N, G] in their stored dtype, and the scheme."""
+    """One quantized linear: signed integers [N, K] (int8), scales [N, G] in their stored dtype, and the scheme.
+
+    ``zero_NG`` (int8) are the zero points of an asymmetric scheme, None for a symmetric one.
+    """
 
     q_NK: torch.Tensor
     scale_NG: torch.Tensor
     scheme: WeightScheme
+    zero_NG: torch.Tensor | None = None
+
+    def dequantized(self) -> torch.Tensor:
+        """What the weight means, float32 [N, K]."""
+        return decode(self.q_NK, self.scale_NG, self.zero_NG)
 
     def stored_tensors(self, module: str) -> dict[str, torch.Tensor]:
         """Full tensor name -> what is stored, as ``WeightScheme.tensors`` lists it."""
         if not self.scheme.is_packed:
             return {f"{module}.weight": self.q_NK, f"{module}.weight_scale": self.scale_NG}
-        return {
+        stored = {
             f"{module}.weight_packed": pack(self.q_NK, self.scheme.bits),
             f"{module}.weight_scale": self.scale_NG,
             f"{module}.weight_shape": torch.tensor(self.q_NK.shape, dtype=torch.int64),
         }
+        if self.zero_NG is not None:
+            # Packed along the output features, unlike the weights.
+            stored[f"{module}.weight_zero_point"] = pack(self.zero_NG.T, self.scheme.bits).T.contiguous()
+        return stored
 
 
-def quantization_config(scheme: WeightScheme, ignore: list[str]) -> dict[str, Any]:
-    """The ``quantization_config`` of config.json: every Linear in ``scheme`` but the modules named in ``ignore``."""
+def quantization_config(schemes: Mapping[str, WeightScheme], ignore: list[str]) -> dict[str, Any]:
+    """The ``quantization_config`` of config.json for linears in ``schemes``, beside those named in ``ignore``.
+
+    The commonest scheme is declared for every Linear, others by the names of theirs.
+    """
+    counted = Counter(schemes.values())
+    # Of equally common schemes the one that comes first in the model, so that the same model gives the same file.
+    commonest = max(counted, key=lambda scheme: counted[scheme])
+    groups = {"group_0": commonest.config_group(["Linear"])}
+    for number, scheme in enumerate((scheme for scheme in counted if scheme != commonest), 1):
+        names = [name for name, found in schemes.items() if found == scheme]
+        groups[f"group_{number}"] = scheme.config_group(_targets(names))
+    formats = {group["format"] for group in groups.values()}
     return {
         "quant_method": "compressed-tensors",
         "version": COMPRESSED_TENSORS_VERSION,
-        "format": scheme.format,
+        "format": formats.pop() if len(formats) == 1 else MIXED_FORMAT,
         "quantization_status": "compressed",
-        "config_groups": {"group_0": scheme.config_group(["Linear"])},
+        "config_groups": groups,
         "ignore": ignore,
-        # vLLM refuses an integer KV scheme here; ours lives in the manifest.
+        # vLLM refuses an integer KV scheme here; ours lies in the manifest and in a sidecar.
         "kv_cache_scheme": None,
         "global_compression_ratio": None,
     }
+
+
+def _targets(names: list[str]) -> list[str]:
+    """Names as targets. transformers stacks experts when it loads them, and knows theirs by this pattern only."""
+    others = [name for name in names if EXPERT_PART not in name]
+    return others if len(others) == len(names) else [*others, EXPERTS_TARGET]
 
 
 def write_artifact(
@@ -84,27 +116,38 @@ def write_artifact(
     manifest: Mapping[str, Any],
     max_shard_bytes: int = MAX_SHARD_BYTES,
     tensors: Mapping[str, torch.Tensor] | None = None,
+    added: Mapping[str, torch.Tensor] | None = None,
+    config_updates: Mapping[str, Any] | None = None,
+    sidecars: Mapping[str, Mapping[str, torch.Tensor]] | None = None,
 ) -> Artifact:
     """Write ``base`` with ``weights`` and ``tensors`` in place of its own into the folder ``target``, atomically.
 
-    ``tensors`` have the names, shapes and dtypes of stored ones. ``manifest`` is completed with the digest of every
-    tensor and file. An artifact already at ``target`` is replaced only when the new one is complete. Returns the new
-    artifact, reopened. Raises DataError where the disk is full, the folder cannot be written, or ``tensors`` do not fit
-    the base.
+    ``tensors`` have the names, shapes and dtypes of stored ones; ``added`` are stored beside them (an untied head).
+    Weights of modules that the base stores no weight for (a head that was tied) are added too. ``config_updates``
+    replace fields of config.json; ``sidecars`` are safetensors files by name that other readers do not look at.
+    ``manifest`` is completed with the digest of every tensor and file. An artifact already at ``target`` is replaced
+    only when the new one is complete. Returns the new artifact, reopened. Raises DataError where the disk is full, the
+    folder cannot be written, or ``tensors`` do not fit the base.
     """
-    tensors = tensors or {}
+    tensors, added = tensors or {}, dict(added or {})
     for name, tensor in tensors.items():
         _check_replacement(base, name, tensor)
+    for module in sorted(module for module in weights if f"{module}.weight" not in base.stored):
+        added.pop(f"{module}.weight", None)
+        added |= weights[module].stored_tensors(module)
+    replaced = _Replaced(base, weights, tensors, added)
     with _atomic_folder(target) as partial:
-        shards = _plan_shards(base, weights, tensors, max_shard_bytes)
-        written = _write_shards(partial, base, weights, tensors, shards)
+        written = _write_shards(partial, replaced, _plan_shards(replaced, max_shard_bytes))
         config = {key: value for key, value in base.config.items() if key != "quantization_config"}
+        config |= config_updates or {}
         if quantization is not None:
             config["quantization_config"] = quantization
         _write_json(partial / "config.json", config)
         for path in companion_files(base.folder):
             shutil.copyfile(path, partial / path.name)
         weight_files = {path.name for path in partial.glob("*.safetensors")}
+        for name, content in (sidecars or {}).items():
+            _save_tensors(content, partial / name)
         others = sorted(path for path in partial.iterdir() if path.name not in weight_files)
         complete = {
             "format_version": MANIFEST_VERSION,
@@ -143,14 +186,35 @@ def _check_replacement(base: Artifact, name: str, tensor: torch.Tensor) -> None:
         )
 
 
-def _plan_shards(
-    base: Artifact, weights: Mapping[str, QuantWeight], changed: Mapping[str, torch.Tensor], max_bytes: int
-) -> list[list[str]]:
-    """Names of base tensors per shard, in order of name, so that no shard grows beyond ``max_bytes``."""
+@dataclass(frozen=True)
+class _Replaced:
+    """What is stored in place of the base model's tensors, and what is added."""
+
+    base: Artifact
+    weights: Mapping[str, QuantWeight]
+    changed: Mapping[str, torch.Tensor]
+    added: Mapping[str, torch.Tensor]
+
+    def names(self) -> list[str]:
+        """Base tensors and added ones, in order of name."""
+        return sorted({*self.base.stored, *self.added})
+
+    def stored(self, name: str) -> dict[str, torch.Tensor]:
+        """What is stored in place of ``name``: its quantized, changed or added form, or itself."""
+        if name in self.added:
+            return {name: self.added[name]}
+        module, _, suffix = name.rpartition(".")
+        if suffix == "weight" and module in self.weights:
+            return self.weights[module].stored_tensors(module)
+        return {name: self.changed[name] if name in self.changed else self.base.tensor(name)}
+
+
+def _plan_shards(replaced: _Replaced, max_bytes: int) -> list[list[str]]:
+    """Names per shard, in order of name, so that no shard grows beyond ``max_bytes``."""
     shards: list[list[str]] = [[]]
     size = 0
-    for name in sorted(base.stored):
-        num_bytes = sum(t.nbytes for t in _replacement(base, weights, changed, name).values())
+    for name in replaced.names():
+        num_bytes = sum(t.nbytes for t in replaced.stored(name).values())
         if shards[-1] and size + num_bytes > max_bytes:
             shards.append([])
             size = 0
@@ -159,24 +223,14 @@ def _plan_shards(
     return shards
 
 
-def _write_shards(
-    partial: Path,
-    base: Artifact,
-    weights: Mapping[str, QuantWeight],
-    changed: Mapping[str, torch.Tensor],
-    shards: list[list[str]],
-) -> dict[str, dict[str, Any]]:
+def _write_shards(partial: Path, replaced: _Replaced, shards: list[list[str]]) -> dict[str, dict[str, Any]]:
     written: dict[str, dict[str, Any]] = {}
     weight_map: dict[str, str] = {}
     total_bytes = 0
     for number, names in enumerate(shards, 1):
         file_name = WEIGHTS_NAME if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        tensors: dict[str, torch.Tensor] = {}
-        for name in names:
-            stored = _replacement(base, weights, changed, name)
-            tensors |= {key: tensor.contiguous() for key, tensor in stored.items()}
-        save_file(tensors, partial / file_name, metadata={"format": "pt"})
-        (partial / file_name).chmod(0o644)  # safetensors makes it private; servers run under other users
+        tensors = {key: tensor for name in names for key, tensor in replaced.stored(name).items()}
+        _save_tensors(tensors, partial / file_name)
         written |= {name: _entry(tensor) for name, tensor in tensors.items()}
         weight_map |= dict.fromkeys(tensors, file_name)
         total_bytes += sum(tensor.nbytes for tensor in tensors.values())
@@ -185,14 +239,9 @@ def _write_shards(
     return dict(sorted(written.items()))
 
 
-def _replacement(
-    base: Artifact, weights: Mapping[str, QuantWeight], changed: Mapping[str, torch.Tensor], name: str
-) -> dict[str, torch.Tensor]:
-    """What is stored in place of the base tensor ``name``: its quantized or changed form, or itself."""
-    module, _, suffix = name.rpartition(".")
-    if suffix == "weight" and module in weights:
-        return weights[module].stored_tensors(module)
-    return {name: changed[name] if name in changed else base.tensor(name)}
+def _save_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
+    path.chmod(0o644)  # safetensors makes it private; servers run under other users
 
 
 # Dtype names as safetensors spells them in a file's header.

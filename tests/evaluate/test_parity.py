@@ -30,7 +30,7 @@ def test_three_ways_agree_for_a_sound_artifact(tiny_llama: Path, tmp_path: Path,
     model = load_base_model(tiny_llama)
     quantized = rounded(model, scheme)
     weights = quantized.weights
-    declared = quantization_config(scheme, ["lm_head"])
+    declared = quantization_config(dict.fromkeys(weights, scheme), ["lm_head"])
     write_artifact(tmp_path / "artifact", Artifact.open(tiny_llama), weights, declared, {})
     rows = check_parity(model, quantized, tiny_llama, tmp_path / "artifact", CONFIG)
     assert len(rows) == 4
@@ -44,7 +44,7 @@ def test_artifact_that_stores_other_weights_is_refused(tiny_llama: Path, tmp_pat
     weights = quantized.weights
     name = "model.layers.3.mlp.up_proj"
     wrong = QuantWeight(weights[name].q_NK.flip(1), weights[name].scale_NG, scheme)
-    declared = quantization_config(scheme, ["lm_head"])
+    declared = quantization_config(dict.fromkeys(weights, scheme), ["lm_head"])
     write_artifact(tmp_path / "artifact", Artifact.open(tiny_llama), {**weights, name: wrong}, declared, {})
     rows = check_parity(model, quantized, tiny_llama, tmp_path / "artifact", CONFIG)
     assert [row.agrees for row in rows] == [True, False, False, False]

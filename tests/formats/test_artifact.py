@@ -23,7 +23,9 @@ def artifact(request: pytest.FixtureRequest, random_llama: Callable[..., Path], 
     weight_NK = base.tensor(f"{MODULE}.weight")
     scale_NG = absmax_scale(weight_NK, scheme, weight_NK.dtype)
     weights = {MODULE: QuantWeight(encode(weight_NK, scale_NG, scheme), scale_NG, scheme)}
-    return write_artifact(tmp_path / "artifact", base, weights, quantization_config(scheme, ["lm_head"]), {})
+    return write_artifact(
+        tmp_path / "artifact", base, weights, quantization_config(dict.fromkeys(weights, scheme), ["lm_head"]), {}
+    )
 
 
 def change_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:

@@ -30,7 +30,12 @@ def write(folder: Path, target: Path, scheme: WeightScheme = w4a16(32), **option
     base = Artifact.open(folder)
     weights = round_all(base, scheme)
     return write_artifact(
-        target, base, weights, quantization_config(scheme, ["lm_head"]), {"kv_cache": "auto"}, **options
+        target,
+        base,
+        weights,
+        quantization_config(dict.fromkeys(weights, scheme), ["lm_head"]),
+        {"kv_cache": "auto"},
+        **options,
     )
 
 

@@ -1,7 +1,17 @@
+import itertools
+
 import pytest
 
 from quantpipe.errors import RecipeError
-from quantpipe.formats.scheme import TensorSpec, scheme_from_config_group, w4a16, w8a8
+from quantpipe.formats.scheme import (
+    WEIGHT_ONLY_BITS,
+    TensorSpec,
+    WeightScheme,
+    scheme_from_config_group,
+    w4a16,
+    w8a8,
+    weight_only,
+)
 
 
 def test_w4a16_stores_packed_words_scales_and_shape() -> None:
@@ -19,9 +29,15 @@ def test_w8a8_stores_bytes_and_one_scale_per_channel() -> None:
     }
 
 
-@pytest.mark.parametrize("scheme", [w4a16(32), w4a16(128), w8a8()], ids=str)
-def test_declared_scheme_is_read_back_as_itself(scheme: object) -> None:
-    assert scheme_from_config_group(scheme.config_group(["Linear"])) == scheme  # type: ignore[attr-defined]
+SCHEMES = [
+    w8a8(),
+    *(weight_only(*each) for each in itertools.product(WEIGHT_ONLY_BITS, (32, 128, None), (True, False))),
+]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.label)
+def test_declared_scheme_is_read_back_as_itself(scheme: WeightScheme) -> None:
+    assert scheme_from_config_group(scheme.config_group(["Linear"])) == scheme
 
 
 def test_group_size_that_does_not_divide_names_module_and_legal_sizes() -> None:
@@ -29,16 +45,16 @@ def test_group_size_that_does_not_divide_names_module_and_legal_sizes() -> None:
         w4a16(128).check_fits("layers.0.q_proj", 576)
 
 
-def test_width_that_no_group_size_divides_points_to_w8a8() -> None:
-    with pytest.raises(RecipeError, match="w8a8, which needs no groups"):
+def test_width_that_no_group_size_divides_points_to_channels() -> None:
+    with pytest.raises(RecipeError, match="use channel"):
         w4a16(32).check_fits("odd", 50)
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        {"symmetric": False},
-        {"num_bits": 3},
+        {"num_bits": 5},
+        {"symmetric": None},
         {"strategy": "tensor"},
         {"type": "float"},
     ],

@@ -50,7 +50,7 @@ def write_golden(base: Path) -> None:
         targets = find_targets(model, blocks, ["lm_head"], scheme)
         quantized = quantize_blocks(model, blocks, targets, scheme, solve_rtn, None, None, no_progress)
         weights = quantized.weights
-        declared = quantization_config(scheme, list(targets.ignored))
+        declared = quantization_config(dict.fromkeys(quantized.weights, scheme), list(targets.ignored))
         write_artifact(FOLDER / name, Artifact.open(base), weights, declared, {"kv_cache": "auto"})
         fake_quantize(model, quantized)
         logits = fake_quantized_logits(model, weights, np.array([TOKEN_IDS]), divisor=127.0)[0]

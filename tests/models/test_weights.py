@@ -83,7 +83,7 @@ def test_quantized_linear_reads_back_as_it_was_encoded(
     weight_NK = base.tensor(f"{module}.weight")
     scale_NG = absmax_scale(weight_NK, scheme, torch.bfloat16)
     weights = {module: QuantWeight(encode(weight_NK, scale_NG, scheme), scale_NG, scheme)}
-    artifact = write_artifact(tmp_path / "quantized", base, weights, quantization_config(scheme, ["lm_head"]), {})
+    artifact = write_artifact(tmp_path / "quantized", base, weights, quantization_config(dict.fromkeys(weights, scheme), ["lm_head"]), {})
     description = describe(artifact)
     check_tensors(description, artifact)
     read = load_linear(artifact, description.layers[0].mlp.down)

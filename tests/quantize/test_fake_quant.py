@@ -30,7 +30,11 @@ def test_simulated_logits_equal_those_of_the_artifact_loaded_by_transformers(
     quantized = quantize_blocks(model, blocks, targets, scheme, solve_rtn, None, None, no_progress)
     weights = quantized.weights
     write_artifact(
-        tmp_path / "artifact", Artifact.open(folder), weights, quantization_config(scheme, list(targets.ignored)), {}
+        tmp_path / "artifact",
+        Artifact.open(folder),
+        weights,
+        quantization_config(dict.fromkeys(weights, scheme), list(targets.ignored)),
+        {},
     )
     token_ids = np.random.default_rng(0).integers(3, 128, (2, 16))
     fake_quantize(model, quantized)
@@ -66,7 +70,7 @@ def test_simulated_logits_with_a_transform_equal_those_of_the_artifact(
         model, blocks, targets, scheme, solve_rtn, None, token_ids, no_progress, [apply_smoothquant]
     )
     assert quantized.tensors
-    declared = quantization_config(scheme, list(targets.ignored))
+    declared = quantization_config(dict.fromkeys(weights, scheme), list(targets.ignored))
     base = Artifact.open(folder)
     artifact = write_artifact(tmp_path / "artifact", base, quantized.weights, declared, {}, tensors=quantized.tensors)
     for name, tensor in quantized.tensors.items():
