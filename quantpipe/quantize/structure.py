@@ -7,14 +7,17 @@ Shapes: T tokens, k experts per token, D hidden size, F expert width.
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from quantpipe.formats.artifact import Artifact
+
+T = TypeVar("T")
 
 STACKED_PARAMETERS = {"gate_up_proj", "down_proj"}
 # Sums of a few products in another order.
@@ -113,6 +116,23 @@ def _computes_as_unrolled(module: nn.Module, num_experts: int) -> bool:
     return torch.allclose(UnrolledExperts(small)(*given), expected_TD, rtol=PROOF_TOLERANCE, atol=PROOF_TOLERANCE)
 
 
+@dataclass(frozen=True, eq=False)
+class Renamed(Mapping[str, T]):
+    """``values`` under other names; ``own`` tells which of theirs each stands for."""
+
+    values_of: Mapping[str, T]
+    own: Mapping[str, str]
+
+    def __getitem__(self, name: str) -> T:
+        return self.values_of[self.own[name]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.own)
+
+    def __len__(self) -> int:
+        return len(self.own)
+
+
 @dataclass(frozen=True)
 class StoredNames:
     """The name in the checkpoint of each parameter of an unrolled model; those that are stored nowhere are left out."""
@@ -125,6 +145,21 @@ class StoredNames:
     def module(self, name: str) -> str:
         """The name under which a module's weight is stored."""
         return self.tensor(f"{name}.weight").removesuffix(".weight")
+
+    def of_modules(self, values: Mapping[str, T]) -> Mapping[str, T]:
+        """``values`` by module, under the modules' names in the checkpoint; nothing is read of them yet."""
+        return Renamed(values, {self.module(name): name for name in values})
+
+    def of_tensors(self, values: Mapping[str, T]) -> Mapping[str, T]:
+        """``values`` by parameter, under the parameters' names in the checkpoint; nothing is read of them yet."""
+        return Renamed(values, {self.tensor(name): name for name in values})
+
+    def both(self, modules: Iterable[str]) -> list[str]:
+        """The names that modules have in the checkpoint, and those they have in transformers where these differ.
+
+        vLLM looks the entries of ``ignore`` up by the former, transformers by the latter.
+        """
+        return list(dict.fromkeys(name for module in modules for name in (self.module(module), module)))
 
     def seen_through(self, base: Artifact) -> Artifact:
         """``base`` under the names that parameters have in the model."""

@@ -124,3 +124,21 @@ def test_a_parameter_that_is_stored_nowhere_has_no_name(tiny_model: MakeModel) -
     names = stored_names(model, Artifact.open(tiny_model("llama")))
     assert "model.layers.0.self_attn.q_proj.weight" in names.of
     assert "model.layers.0.self_attn.q_proj.bias" not in names.of
+
+
+def test_what_is_ignored_is_named_as_each_reader_knows_it(tiny_model: MakeModel) -> None:
+    names = StreamedModel.open(tiny_model("mixtral")).names
+    assert names.both(["lm_head", "model.layers.0.mlp.gate"]) == [
+        "lm_head",
+        "model.layers.0.block_sparse_moe.gate",
+        "model.layers.0.mlp.gate",
+    ]
+
+
+def test_results_are_read_by_stored_names_only_when_asked_for(tiny_model: MakeModel) -> None:
+    names = StreamedModel.open(tiny_model("mixtral")).names
+    renamed = names.of_modules({"model.layers.0.mlp.experts.1.gate_proj": 1, "model.layers.0.self_attn.q_proj": 2})
+    assert dict(renamed) == {"model.layers.0.block_sparse_moe.experts.1.w1": 1, "model.layers.0.self_attn.q_proj": 2}
+    assert dict(names.of_tensors({"model.layers.1.mlp.gate.weight": 3})) == {
+        "model.layers.1.block_sparse_moe.gate.weight": 3
+    }
