@@ -71,7 +71,7 @@ def check_fused_sets(schemes: Mapping[str, WeightScheme], ignored: Sequence[str]
                     "them as one matrix, so ignore all or none"
                 )
             raise RecipeError(
-                f"quantize.overrides: {name} is to be {_shown(schemes[name])} but {other} {_shown(schemes[other])}; "
+                f"quantize.overrides: {name} is to be {schemes[name].label} but {other} {schemes[other].label}; "
                 f"vLLM runs {', '.join(fused)} as one matrix, so give all the same scheme"
             )
 
@@ -88,14 +88,14 @@ def check_experts(schemes: Mapping[str, WeightScheme], experts: Sequence[str]) -
                 f"quantize.ignore: {name} is ignored, but transformers drops experts that are not quantized from a "
                 f"quantized folder; take it from the list, or store experts in 8 bits: {EIGHT_BIT_EXPERTS}"
             )
-        if not scheme.is_packed or scheme.activation_bits is not None:
+        if not scheme.is_packed or scheme.activation_bits is not None or not scheme.symmetric:
             raise RecipeError(
-                f"quantize.scheme: {name} is to be {_shown(scheme)}, in which transformers does not load experts; "
+                f"quantize.scheme: {name} is to be {scheme.label}, in which transformers does not load experts; "
                 f"store them in another: {EIGHT_BIT_EXPERTS}"
             )
         if scheme != first and first is not None:
             raise RecipeError(
-                f"quantize.overrides: {name} is to be {_shown(scheme)} but {experts[0]} {_shown(first)}; transformers "
+                f"quantize.overrides: {name} is to be {scheme.label} but {experts[0]} {first.label}; transformers "
                 f"loads all experts of a model by one scheme, so name them all: {EXPERTS_PATTERN}"
             )
 
@@ -112,8 +112,3 @@ def refuse_unknown_weights(block: nn.Module, block_name: str, routers: Collectio
                     f"model: {path}.{name} is a {parameter.ndim}-D weight of a {type(module).__name__}, not of a Linear"
                     "; this architecture cannot be quantized yet"
                 )
-
-
-def _shown(scheme: WeightScheme) -> str:
-    size = "" if scheme.group_size is None else f" g{scheme.group_size}"
-    return f"{scheme.name}{size}"

@@ -7,7 +7,7 @@ from architectures import ARCHITECTURES, MIXTURES, MakeModel, config_of
 from torch import nn
 
 from quantpipe.errors import RecipeError
-from quantpipe.formats.scheme import WeightScheme, w4a16, w8a8
+from quantpipe.formats.scheme import WeightScheme, w4a16, w8a8, weight_only
 from quantpipe.quantize.discover import (
     Override,
     Targets,
@@ -19,7 +19,7 @@ from quantpipe.quantize.discover import (
 from quantpipe.quantize.loading import StreamedModel, load_base_model
 from quantpipe.quantize.structure import unroll
 
-W8A16 = WeightScheme("w8a16", 8, None, None, "pack-quantized")
+W8A16 = weight_only(8, None)
 EXPERTS = r"re:.*[.]experts[.].*"
 
 
@@ -116,7 +116,7 @@ def test_of_overrides_that_name_a_linear_the_last_counts(model: nn.Module) -> No
         (
             ("re:.*q_proj",),
             W8A16,
-            r"q_proj is to be w8a16 but model\.layers\.0\.self_attn\.k_proj w4a16 g32; vLLM runs",
+            r"q_proj is to be w8a16 channel but model\.layers\.0\.self_attn\.k_proj w4a16 g32; vLLM runs",
         ),
     ],
     ids=["unknown", "ignored", "split qkv"],
@@ -190,9 +190,10 @@ def test_routers_stay_in_floating_point_and_may_be_listed(name: str) -> None:
     [
         (w4a16(32), [EXPERTS], [], r"experts\.0\.gate_proj is ignored, but transformers drops experts"),
         (w8a8(), [], [], r"experts\.0\.gate_proj is to be w8a8, in which transformers does not load experts"),
+        (weight_only(4, 32, symmetric=False), [], [], "is to be w4a16 g32 asymmetric, in which transformers does not"),
         (w4a16(32), [], [(("re:.*1.*experts.*",), W8A16)], "transformers loads all experts of a model by one scheme"),
     ],
-    ids=["ignored", "activations", "mixed"],
+    ids=["ignored", "activations", "zero points", "mixed"],
 )
 def test_experts_that_transformers_would_not_load_are_refused(
     scheme: WeightScheme, ignore: list[str], overrides: list[Override], message: str
