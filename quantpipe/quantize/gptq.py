@@ -1,113 +1,169 @@
 """GPTQ: quantize a column at a time and let the columns still to come make up for the error.
 
 Shapes: N out_features, K in_features, G groups along K, B columns of one lazy block.
-Source: Frantar et al. 2022, "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers",
+Sources: Frantar et al. 2022, "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers",
 algorithm 1. Columns are visited in order of falling diag(H) (act-order); because each group's scale is fixed from the
 original columns beforehand, the stored order is unchanged and readers need no permutation.
+Li et al. 2025, "GPTAQ: Efficient Finetuning-Free Quantization for Asymmetric Calibration": where the full-precision
+inputs are known, the aim is the output that they would give.
 """
+
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from quantpipe.errors import DataError
-from quantpipe.formats.layout import absmax_scale, cast_scale, decode, encode
 from quantpipe.formats.scheme import WeightScheme
 from quantpipe.quantize.rtn import solve_rtn
-from quantpipe.quantize.solver import Solution, SolverInput, row_energy
+from quantpipe.quantize.scales import search_scale
+from quantpipe.quantize.solver import RowErrors, Solution, SolverInput, SolverOptions, Statistics, row_energy
 
-LAZY_COLUMNS = 128
-# Candidate scales as fractions of absmax; 1 is among them, so the search never does worse by its own measure.
-SCALE_FRACTIONS = tuple(1.0 - 0.02 * step for step in range(26))
+LAZY_COLUMNS = 64
+SMALL_TRIANGLE = 256
 DAMP_LADDER = (1.0, 3.0, 10.0, 30.0, 100.0)
 
 
 def solve_gptq(given: SolverInput) -> Solution:
-    """Minimise tr((W - Q) H (W - Q)^T); no row (output channel) ends worse by that measure than round to nearest.
+    """Minimise tr((T - Q) H (T - Q)^T); no row (output channel) ends worse by that measure than round to nearest.
 
-    Raises DataError where the statistics are missing or not finite.
+    T is the weight, or, where ``Statistics.cross_KK`` is known, the weight that gives the full-precision output from
+    the inputs at hand (see ``_target``). Raises DataError where the statistics are missing or not finite.
     """
-    hessian_KK = given.hessian_KK
-    if hessian_KK is None:
+    statistics = given.statistics
+    if statistics is None:
         raise DataError("solver gptq: no calibration statistics were collected for this layer")
-    if not bool(torch.isfinite(hessian_KK).all()):
+    if not bool(torch.isfinite(statistics.hessian_KK).all()):
         raise DataError("solver gptq: calibration activations are not finite; check the base model's weights")
-    scale_NG = _search_scales(given, hessian_KK.diagonal())
-    inverse_KK, order_K, damp_frac = _inverse_factor(hessian_KK, given.damp_frac)
-    q_NK = _compensate(given, scale_NG, inverse_KK, order_K)
-    nearest = solve_rtn(given)
-    worse_N1 = (
-        row_energy(given.weight_NK - decode(q_NK, scale_NG), hessian_KK)
-        > row_energy(given.weight_NK - decode(nearest.q_NK, nearest.scale_NG), hessian_KK)
-    ).unsqueeze(1)
+    hessian_KK = statistics.hessian_KK
+    inverse_KK, order_K, damp_frac = _inverse_factor(hessian_KK, given.options.damp_frac)
+    target_NK = _target(given, statistics, inverse_KK, order_K)
+    scale_NG, zero_NG = search_scale(
+        target_NK, given.scheme, given.scale_dtype, hessian_KK.diagonal(), given.options.signed_scales
+    )
+    q_NK = _compensate(target_NK, given.scheme, scale_NG, zero_NG, inverse_KK, order_K)
+    solution = Solution(q_NK, scale_NG, zero_NG, damp_frac)
+    return _guarded(given, solution, target_NK, hessian_KK)
+
+
+def _guarded(given: SolverInput, solution: Solution, target_NK: Tensor, hessian_KK: Tensor) -> Solution:
+    """``solution``, but rows rounded to nearest where that is better: a few outliers can mislead the greedy order."""
+    plain = SolverInput(given.weight_NK, given.scheme, given.scale_dtype, None, SolverOptions(scales="absmax"))
+    nearest = solve_rtn(plain)
+    error_N = row_energy(target_NK - solution.dequantized(), hessian_KK)
+    nearest_error_N = row_energy(target_NK - nearest.dequantized(), hessian_KK)
+    errors = None
+    if target_NK is given.weight_NK:
+        errors = RowErrors(torch.minimum(error_N, nearest_error_N), nearest_error_N)
+    worse_N = error_N > nearest_error_N
+    if not bool(worse_N.any()):
+        return replace(solution, errors=errors)
+    worse_N1 = worse_N.unsqueeze(1)
+    zero_NG = None
+    if solution.zero_NG is not None and nearest.zero_NG is not None:
+        zero_NG = torch.where(worse_N1, nearest.zero_NG, solution.zero_NG)
     return Solution(
-        torch.where(worse_N1, nearest.q_NK, q_NK), torch.where(worse_N1, nearest.scale_NG, scale_NG), damp_frac
+        torch.where(worse_N1, nearest.q_NK, solution.q_NK),
+        torch.where(worse_N1, nearest.scale_NG, solution.scale_NG),
+        zero_NG,
+        solution.damp_frac,
+        int(worse_N.sum()),
+        errors,
     )
 
 
-def _search_scales(given: SolverInput, importance_K: Tensor) -> Tensor:
-    """Scales [N, G] that minimise the rounding error weighted with diag(H), over ``SCALE_FRACTIONS`` of absmax."""
-    weight_NK, scheme = given.weight_NK, given.scheme
-    absmax_NG = absmax_scale(weight_NK, scheme, torch.float32)
-    best_NG = cast_scale(absmax_NG, given.scale_dtype)
-    best_error_NG = _group_error(weight_NK, best_NG, scheme, importance_K)
-    for fraction in SCALE_FRACTIONS[1:]:
-        scale_NG = cast_scale(absmax_NG * fraction, given.scale_dtype)
-        error_NG = _group_error(weight_NK, scale_NG, scheme, importance_K)
-        better_NG = error_NG < best_error_NG
-        best_NG = torch.where(better_NG, scale_NG, best_NG)
-        best_error_NG = torch.where(better_NG, error_NG, best_error_NG)
-    return best_NG
-
-
-def _group_error(weight_NK: Tensor, scale_NG: Tensor, scheme: WeightScheme, importance_K: Tensor) -> Tensor:
-    error_NK = (weight_NK - decode(encode(weight_NK, scale_NG, scheme), scale_NG)).square_()
-    return (error_NK * importance_K).reshape(*scale_NG.shape, -1).sum(-1)
-
-
 def _inverse_factor(hessian_KK: Tensor, damp_frac: float) -> tuple[Tensor, Tensor, float]:
-    """Upper Cholesky factor of H^-1 with rows in act-order, that order, and the damping that made it succeed.
+    """Upper triangular R with R^T R = H^-1 (rows in act-order), that order, and the damping that made it succeed.
 
-    Works in float64. A dead input channel (zero diagonal) is given a diagonal of one: its weights are rounded
-    to nearest and disturb nothing. The damping climbs a ladder until the factorisation succeeds.
+    With H reversed in both directions equal to L L^T, R is L^-1 reversed. Damping bounds the condition number by
+    K / damp_frac, so float32 will do. A dead input channel (zero diagonal) is given a diagonal of one: its weights are
+    rounded to nearest and disturb nothing. The damping climbs a ladder until the factorisation succeeds.
     """
-    hessian_KK = hessian_KK.double().clone()
+    hessian_KK = hessian_KK.clone()
     diagonal_K = hessian_KK.diagonal()
     diagonal_K[diagonal_K <= 0] = 1.0
     order_K = torch.argsort(diagonal_K, descending=True, stable=True)
-    hessian_KK = hessian_KK[order_K][:, order_K]
-    mean_diagonal = float(hessian_KK.diagonal().mean())
+    backwards_K = order_K.flip(0)
+    reversed_KK = hessian_KK[backwards_K][:, backwards_K]
+    mean_diagonal = float(diagonal_K.mean())
+    damp = 0.0
     for factor in DAMP_LADDER:
+        damp_more = damp_frac * factor - damp
         damp = damp_frac * factor
-        damped_KK = hessian_KK + damp * mean_diagonal * torch.eye(len(order_K), dtype=torch.float64)
-        lower_KK, failed = torch.linalg.cholesky_ex(damped_KK)
+        reversed_KK.diagonal().add_(damp_more * mean_diagonal)
+        lower_KK, failed = torch.linalg.cholesky_ex(reversed_KK)
         if not int(failed):
-            upper_KK, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower_KK), upper=True)
-            if not int(failed):
-                return upper_KK.float(), order_K, damp
+            inverse_KK = _inverse_of_lower(lower_KK)
+            if bool(torch.isfinite(inverse_KK).all()):
+                return inverse_KK.flip(0, 1), order_K, damp
     raise DataError(
         f"solver gptq: the layer's Hessian stays singular with damp_frac {damp}; calibrate on more tokens, "
         "or raise quantize.solver.damp_frac"
     )
 
 
-def _compensate(given: SolverInput, scale_NG: Tensor, inverse_KK: Tensor, order_K: Tensor) -> Tensor:
+def _inverse_of_lower(lower_KK: Tensor) -> Tensor:
+    """L^-1 by halves, so that nearly all of it is matrix products."""
+    size = len(lower_KK)
+    if size <= SMALL_TRIANGLE:
+        identity_KK = torch.eye(size, dtype=lower_KK.dtype)
+        small_KK: Tensor = torch.linalg.solve_triangular(lower_KK, identity_KK, upper=False)
+        return small_KK
+    half = size // 2
+    inverse_KK = torch.zeros_like(lower_KK)
+    first, second = (_inverse_of_lower(part) for part in (lower_KK[:half, :half], lower_KK[half:, half:]))
+    inverse_KK[:half, :half], inverse_KK[half:, half:] = first, second
+    inverse_KK[half:, :half] = -(second @ (lower_KK[half:, :half] @ first))
+    return inverse_KK
+
+
+def _target(given: SolverInput, statistics: Statistics, inverse_KK: Tensor, order_K: Tensor) -> Tensor:
+    """What the rounded weight should be near to [N, K]: W, or W + alpha W C H^-1.
+
+    With x_full = x + d and C the mean of d^T x, E|Q x - W x_full|^2 is least, over all Q, at Q = W + W C H^-1, and
+    grows by (Q - that) H (Q - that)^T away from it: the same problem as before, with another target. All of the step
+    would follow the noise of the calibration set too, so only ``correction_frac`` (alpha) of it is made.
+    """
+    if statistics.cross_KK is None or given.options.correction_frac == 0:
+        return given.weight_NK
+    cross_KK = statistics.cross_KK[:, order_K]
+    step_KK = torch.empty_like(cross_KK)
+    step_KK[:, order_K] = (cross_KK @ inverse_KK.T) @ inverse_KK
+    return torch.addmm(given.weight_NK, given.weight_NK, step_KK, alpha=given.options.correction_frac)
+
+
+def _compensate(
+    target_NK: Tensor,
+    scheme: WeightScheme,
+    scale_NG: Tensor,
+    zero_NG: Tensor | None,
+    inverse_KK: Tensor,
+    order_K: Tensor,
+) -> Tensor:
     """The column loop. Works on the transposed weight, so that each column is contiguous. Returns integers [N, K]."""
-    scheme, weight_NK = given.scheme, given.weight_NK
-    num_in = weight_NK.shape[1]
+    num_in = target_NK.shape[1]
     group_of_K = order_K // (num_in // scale_NG.shape[1])
     scale_KN = scale_NG.float().T[group_of_K].contiguous()
-    work_KN = weight_NK.T[order_K].contiguous()
+    zero_KN = None if zero_NG is None else zero_NG.float().T[group_of_K].contiguous()
+    work_KN = target_NK.T[order_K].contiguous()
     q_KN = torch.empty_like(work_KN)
+    pivots = inverse_KK.diagonal().tolist()
     for start in range(0, num_in, LAZY_COLUMNS):
         end = min(start + LAZY_COLUMNS, num_in)
         error_BN = torch.empty_like(work_KN[start:end])
         for k in range(start, end):
-            q_N = (work_KN[k] / scale_KN[k]).round_().clamp_(scheme.q_min, scheme.q_max)
-            q_KN[k] = q_N
-            error_BN[k - start] = (work_KN[k] - q_N * scale_KN[k]) / inverse_KK[k, k]
+            q_N, error_N = q_KN[k], error_BN[k - start]
+            torch.div(work_KN[k], scale_KN[k], out=q_N)
+            if zero_KN is None:
+                q_N.round_().clamp_(scheme.q_min, scheme.q_max)
+                torch.addcmul(work_KN[k], q_N, scale_KN[k], value=-1.0, out=error_N)
+            else:
+                q_N.add_(zero_KN[k]).round_().clamp_(scheme.q_min, scheme.q_max)
+                torch.addcmul(work_KN[k], q_N - zero_KN[k], scale_KN[k], value=-1.0, out=error_N)
+            error_N.div_(pivots[k])
             if k + 1 < end:
-                work_KN[k + 1 : end].addr_(inverse_KK[k, k + 1 : end], error_BN[k - start], alpha=-1.0)
+                work_KN[k + 1 : end].addr_(inverse_KK[k, k + 1 : end], error_N, alpha=-1.0)
         work_KN[end:].addmm_(inverse_KK[start:end, end:].T, error_BN, alpha=-1.0)
-    q_NK = torch.empty_like(weight_NK, dtype=torch.int8)
+    q_NK = torch.empty_like(target_NK, dtype=torch.int8)
     q_NK[:, order_K] = q_KN.T.to(torch.int8)
     return q_NK
