@@ -97,7 +97,7 @@ class _Loop:
         block = Block(name, module, _all_linear(linears), schemes, dtypes, batches)
         result = PartResult()
         for transform in self.method.transforms:
-            done = transform(TransformInput(module, original, block.linears, batches or [], schemes))
+            done = transform(TransformInput(module, original, block.linears, batches or [], schemes, name))
             result.transformed += [_with_full_names(record, name) for record in done]
         result.tensors |= _changed_tensors(original, block)
         is_last = index + 1 == len(self.model.blocks.blocks)

@@ -18,7 +18,8 @@ class TransformInput:
     ``block`` is a float32 work copy, to be changed in place; ``original`` shows the dtypes that parameters are stored
     in. Of ``block``, only the weights of ``linears`` (the targets, by their name in it) are going to be quantized, each
     in its scheme of ``schemes``: any other parameter must end with a value that its stored dtype holds exactly.
-    ``batches`` are read from disk when they are indexed, so that only those held on to take memory.
+    ``batches`` are read from disk when they are indexed, so that only those held on to take memory. ``name`` is the
+    block's, for errors.
     """
 
     block: nn.Module
@@ -26,6 +27,7 @@ class TransformInput:
     linears: Mapping[str, nn.Linear]
     batches: Sequence[Batch]
     schemes: Mapping[str, WeightScheme]
+    name: str = "a block"
 
 
 @dataclass(frozen=True)
