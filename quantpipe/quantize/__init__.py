@@ -1,17 +1,17 @@
 """Turning weights into integers: transforms, solvers, the block-by-block loop, and what it runs on.
 
 To add a solver: one file, one line in ``SOLVERS``, one member of ``quantpipe.recipe``'s solver union.
-To add a transform: one file, one line in ``TRANSFORMS``, its name in ``quantpipe.recipe``'s ``TRANSFORMS``.
+To add a transform: one file, one line in ``TRANSFORMS``, one member of its transform union.
 """
 
 from quantpipe.quantize.gptq import solve_gptq
 from quantpipe.quantize.rtn import solve_rtn
 from quantpipe.quantize.smoothquant import apply_smoothquant
 from quantpipe.quantize.solver import Solver
-from quantpipe.quantize.transform import Transform
+from quantpipe.quantize.transform import TransformFactory, per_block
 
-TRANSFORMS: dict[str, Transform] = {
-    "smoothquant": apply_smoothquant,
+TRANSFORMS: dict[str, TransformFactory] = {
+    "smoothquant": per_block(apply_smoothquant),
 }
 
 SOLVERS: dict[str, Solver] = {

@@ -61,3 +61,8 @@ class TransformFactory(Protocol):
     """
 
     def __call__(self, settings: Any, model: StreamedModel) -> Transform: ...
+
+
+def per_block(transform: Transform) -> TransformFactory:
+    """The factory of a transform that has no settings and leaves everything outside the blocks alone."""
+    return lambda _settings, _model: transform

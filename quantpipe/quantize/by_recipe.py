@@ -1,0 +1,128 @@
+"""From a recipe's ``quantize`` section to a quantized model: which schemes, which method, then the loop."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quantpipe.formats.scheme import WeightScheme, w8a8, weight_only
+from quantpipe.quantize import SOLVERS, TRANSFORMS
+from quantpipe.quantize.allocate import Allocation, Budget, allocate
+from quantpipe.quantize.discover import Targets, check_schemes, find_targets
+from quantpipe.quantize.kv_int8 import KVObserver, KVRecord
+from quantpipe.quantize.loading import StreamedModel
+from quantpipe.quantize.records import QuantizedModel
+from quantpipe.quantize.sensitivity import measure_sensitivity, sample_tokens
+from quantpipe.quantize.sequential import Method, quantize_blocks
+from quantpipe.quantize.solver import SolverOptions
+from quantpipe.quantize.watched_attention import watched_attention
+from quantpipe.recipe.quantize_section import W8A8, AllocateSection, GptqSolver, QuantizeSection, Scheme
+from quantpipe.report import Reporter
+
+TokenIds = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """A quantized model, what was quantized, and what was measured on the way. ``kv`` is None without statistics."""
+
+    model: QuantizedModel
+    targets: Targets
+    allocation: Allocation | None
+    kv: KVRecord | None
+
+    def record(self) -> dict[str, Any]:
+        """What the manifest says of it. Holds no times: the same inputs give the same bytes."""
+        return {
+            "layers": [
+                {key: value for key, value in asdict(layer).items() if key != "seconds"} for layer in self.model.layers
+            ],
+            "transformed": [asdict(record) for record in self.model.transformed],
+            "allocation": None if self.allocation is None else [asdict(choice) for choice in self.allocation.choices],
+            "average_bits": None if self.allocation is None else self.allocation.average_bits,
+            "kv_errors": None if self.kv is None else {name: asdict(mode) for name, mode in self.kv.modes.items()},
+        }
+
+
+def open_model(folder: Path, trust_remote_code: bool = False) -> StreamedModel:
+    """The base model as the quantizer runs it: block by block, its attention watched."""
+    return StreamedModel.open(folder, trust_remote_code, attention=watched_attention())
+
+
+def quantize_model(
+    section: QuantizeSection,
+    model: StreamedModel,
+    token_ids_SL: TokenIds | None,
+    work_folder: Path,
+    fingerprint: str,
+    reporter: Reporter,
+) -> Quantization:
+    """Quantize ``model`` as ``section`` says on calibration tokens [S, L] (None where nothing reads data).
+
+    What cannot be quantized is refused before anything long begins. A run that was killed is taken up again where
+    ``work_folder`` holds finished blocks under the same ``fingerprint``.
+    """
+    overrides = [(each.modules, scheme_of(each.scheme)) for each in section.overrides]
+    targets = find_targets(model.module, model.blocks, section.ignore, scheme_of(section.scheme), overrides)
+    for note in targets.notes:
+        reporter.note(note)
+    work_folder.mkdir(parents=True, exist_ok=True)
+    allocation = None
+    if section.allocate is not None:
+        assert token_ids_SL is not None, "a recipe with `allocate` has calibration data"
+        allocation = _allocate(section, section.allocate, model, targets, token_ids_SL, work_folder, reporter)
+        targets = Targets(allocation.schemes, targets.ignored, targets.notes)
+        check_schemes(model.module, targets.schemes, targets.ignored)
+    method = _method(section, model, has_data=token_ids_SL is not None)
+    quantized = quantize_blocks(model, targets, method, token_ids_SL, work_folder, fingerprint, reporter.progress)
+    kv = None if method.kv is None else method.kv.finish(len(model.blocks.blocks))
+    return Quantization(quantized, targets, allocation, kv)
+
+
+def scheme_of(section: Scheme) -> WeightScheme:
+    """The storage scheme that a part of a recipe names."""
+    if isinstance(section, W8A8):
+        return w8a8()
+    group_size = None if section.group_size == "channel" else section.group_size
+    return weight_only(int(section.name[1]), group_size, section.symmetric)
+
+
+def _method(section: QuantizeSection, model: StreamedModel, has_data: bool) -> Method:
+    transforms = [TRANSFORMS[each.name](each, model) for each in section.transforms]
+    # What cache modes a model bears is measured where a quantized one is asked for and there is data to measure on.
+    kv = KVObserver(section.kv_cache) if has_data and section.kv_cache != "auto" else None
+    solve, solver = SOLVERS[section.solver.name], section.solver
+    if isinstance(solver, GptqSolver):
+        options = SolverOptions(
+            damp_frac=solver.damp_frac, signed_scales=solver.signed_scales, correction_frac=solver.correction_frac
+        )
+        return Method(solve, options, transforms, True, solver.sequential, solver.propagate, kv)
+    options = SolverOptions(scales=solver.scales)
+    return Method(solve, options, transforms, reads_data=solver.scales == "hessian", kv=kv)
+
+
+def _allocate(
+    section: QuantizeSection,
+    wanted: AllocateSection,
+    model: StreamedModel,
+    targets: Targets,
+    token_ids_SL: TokenIds,
+    work_folder: Path,
+    reporter: Reporter,
+) -> Allocation:
+    """Measure what every set of linears in the recipe's own scheme costs, and upgrade the costliest."""
+    low = scheme_of(section.scheme)
+    tokens_SL = sample_tokens(token_ids_SL, wanted.num_tokens)
+    sets = measure_sensitivity(model, targets.schemes, tokens_SL, work_folder, reporter.progress)
+    free = [part for part in sets if part.scheme == low]
+    fixed = [part for part in sets if part.scheme != low]
+    budget = Budget(wanted.average_bits, wanted.max_bytes)
+    allocation = allocate(free, scheme_of(wanted.scheme), budget, fixed)
+    num_upgraded = sum(choice.is_upgraded for choice in allocation.choices)
+    reporter.note(
+        f"{num_upgraded} of {len(allocation.choices)} sets of linears get {scheme_of(wanted.scheme).label}: "
+        f"{allocation.average_bits:.2f} bits per weight on average"
+    )
+    return allocation
