@@ -157,9 +157,13 @@ class StoredNames:
     def both(self, modules: Iterable[str]) -> list[str]:
         """The names that modules have in the checkpoint, and those they have in transformers where these differ.
 
-        vLLM looks the entries of ``ignore`` up by the former, transformers by the latter.
+        vLLM looks up what config.json says of a module by the former, transformers by the latter.
         """
         return list(dict.fromkeys(name for module in modules for name in (self.module(module), module)))
+
+    def declared(self, values: Mapping[str, T]) -> dict[str, T]:
+        """``values`` by module, under ``both`` names."""
+        return {name: value for module, value in values.items() for name in self.both([module])}
 
     def seen_through(self, base: Artifact) -> Artifact:
         """``base`` under the names that parameters have in the model."""

@@ -126,8 +126,13 @@ def test_a_parameter_that_is_stored_nowhere_has_no_name(tiny_model: MakeModel) -
     assert "model.layers.0.self_attn.q_proj.bias" not in names.of
 
 
-def test_what_is_ignored_is_named_as_each_reader_knows_it(tiny_model: MakeModel) -> None:
+def test_what_config_json_says_is_named_as_each_reader_knows_it(tiny_model: MakeModel) -> None:
     names = StreamedModel.open(tiny_model("mixtral")).names
+    assert names.declared({"lm_head": 1, "model.layers.0.mlp.gate": 2}) == {
+        "lm_head": 1,
+        "model.layers.0.block_sparse_moe.gate": 2,
+        "model.layers.0.mlp.gate": 2,
+    }
     assert names.both(["lm_head", "model.layers.0.mlp.gate"]) == [
         "lm_head",
         "model.layers.0.block_sparse_moe.gate",
