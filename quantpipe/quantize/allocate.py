@@ -6,17 +6,14 @@ Knows shapes, schemes and measured sensitivities; runs no model. Sets of linears
 Shapes: N out_features, K in_features.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from math import ceil, floor, prod
 
 import torch
 
 from quantpipe.errors import RecipeError
-from quantpipe.formats.artifact_writer import dtype_name
-from quantpipe.formats.scheme import TensorSpec, WeightScheme
-
-_BYTES_OF = {"F32": 4, "F16": 2, "BF16": 2, "I8": 1, "U8": 1, "I32": 4, "I64": 8}
+from quantpipe.formats.scheme import WeightScheme
 
 
 @dataclass(frozen=True)
@@ -35,13 +32,9 @@ class LinearSet:
     def num_weights(self) -> int:
         return sum(prod(shape) for shape in self.shapes.values())
 
-    def stored_bytes(self, scheme: WeightScheme) -> int:
-        """Bytes of everything that ``scheme`` stores for these linears, scales included."""
-        return sum(
-            _num_bytes(spec)
-            for num_out, num_in in self.shapes.values()
-            for spec in scheme.tensors(num_out, num_in, dtype_name(self.scale_dtype)).values()
-        )
+    def stored_bits(self, scheme: WeightScheme) -> int:
+        """Bits that ``scheme`` takes for these linears, scales and zero points included."""
+        return sum(scheme.stored_bits(*shape, 8 * self.scale_dtype.itemsize) for shape in self.shapes.values())
 
 
 @dataclass(frozen=True)
@@ -51,13 +44,13 @@ class Budget:
     average_bits: float | None = None
     max_bytes: int | None = None
 
-    def in_bytes(self, num_weights: int) -> int:
-        """The bytes that ``num_weights`` weights may take."""
+    def in_bits(self, num_weights: int) -> int:
+        """The bits that ``num_weights`` weights may take."""
         if self.max_bytes is not None:
-            return self.max_bytes
+            return 8 * self.max_bytes
         assert self.average_bits is not None
-        # Rounded first: 4.5 bits of a million weights must not lose a byte to binary fractions.
-        return int(round(self.average_bits * num_weights / 8, 6))
+        # Rounded first: binary fractions must not cost the last bit.
+        return int(round(self.average_bits * num_weights, 3))
 
 
 @dataclass(frozen=True)
@@ -78,13 +71,13 @@ class Allocation:
     schemes: Mapping[str, WeightScheme]
     choices: tuple[SetChoice, ...]
     average_bits: float
-    num_bytes: int
+    total_bits: int
 
 
 def allocate(
     sets: Sequence[LinearSet], high: WeightScheme, budget: Budget, fixed: Sequence[LinearSet] = ()
 ) -> Allocation:
-    """Upgrade sets to ``high``, the most divergence taken away per extra byte first, while the budget allows.
+    """Upgrade sets to ``high``, the most divergence taken away per extra bit first, while the budget allows.
 
     A set that no longer fits is passed over for later, smaller ones. What ``high`` itself costs is taken as zero.
     Sets of equal merit go in order of their names, so the result does not depend on the order of ``sets``. ``fixed``
@@ -92,10 +85,10 @@ def allocate(
     lies below what the present schemes take or above what ``high`` everywhere takes.
     """
     every = [*sets, *fixed]
-    extra = [_extra_bytes(part, high) for part in sets]
-    lowest = sum(part.stored_bytes(part.scheme) for part in every)
+    extra = [_extra_bits(part, high) for part in sets]
+    lowest = sum(part.stored_bits(part.scheme) for part in every)
     num_weights = sum(part.num_weights for part in every)
-    limit = budget.in_bytes(num_weights)
+    limit = budget.in_bits(num_weights)
     _check_range(budget, limit, lowest, lowest + sum(extra), num_weights)
     upgraded: set[int] = set()
     taken = lowest
@@ -108,17 +101,31 @@ def allocate(
     for index, part in enumerate(every):
         scheme = high if index in upgraded else part.scheme
         schemes |= dict.fromkeys(part.shapes, scheme)
-        bits = 8 * part.stored_bytes(scheme) / part.num_weights
+        bits = part.stored_bits(scheme) / part.num_weights
         kl = part.kl if index < len(sets) else None
         choices.append(SetChoice(tuple(part.shapes), kl, scheme.label, bits, index in upgraded))
-    return Allocation(schemes, tuple(choices), 8 * taken / num_weights, taken)
+    return Allocation(schemes, tuple(choices), taken / num_weights, taken)
 
 
-def _extra_bytes(part: LinearSet, high: WeightScheme) -> int:
+def joined(sets: Sequence[LinearSet], together: Set[str]) -> list[LinearSet]:
+    """The sets, with all of those whose linears are among ``together`` made one; its ``kl`` is the sum of theirs.
+
+    For linears that readers load by one scheme though they run apart (the experts of a model). Errors of different
+    layers add up to about their sum.
+    """
+    members = [part for part in sets if together & part.shapes.keys()]
+    if len(members) < 2:
+        return list(sets)
+    shapes = {name: shape for part in members for name, shape in part.shapes.items()}
+    whole = replace(members[0], shapes=shapes, kl=sum(part.kl for part in members))
+    return [whole if part is members[0] else part for part in sets if part is members[0] or part not in members]
+
+
+def _extra_bits(part: LinearSet, high: WeightScheme) -> int:
     """What upgrading costs. RecipeError where ``high`` does not fit a member, or takes no more room."""
     for name, (_, num_in) in part.shapes.items():
         high.check_fits(name, num_in)
-    extra = part.stored_bytes(high) - part.stored_bytes(part.scheme)
+    extra = part.stored_bits(high) - part.stored_bits(part.scheme)
     if extra <= 0:
         raise RecipeError(
             f"quantize.allocate.scheme: {high.label} takes no more room than {part.scheme.label}, which "
@@ -132,14 +139,10 @@ def _check_range(budget: Budget, limit: int, lowest: int, highest: int, num_weig
         return
     direction = "too little even with nothing upgraded" if limit < lowest else "more than everything upgraded takes"
     if budget.max_bytes is not None:
-        found, legal = f"max_bytes: {budget.max_bytes:,}", f"{lowest:,} to {highest:,} bytes"
+        found, legal = f"max_bytes: {budget.max_bytes:,}", f"{-(-lowest // 8):,} to {highest // 8:,} bytes"
     else:
-        low, high = 8 * lowest / num_weights, 8 * highest / num_weights
+        low, high = lowest / num_weights, highest / num_weights
         # Rounded inwards: what is shown must be legal itself.
         legal = f"{ceil(low * 1000) / 1000} to {floor(high * 1000) / 1000} bits"
         found = f"average_bits: {budget.average_bits}"
     raise RecipeError(f"quantize.allocate.{found} is {direction}; the legal range for this model is {legal}")
-
-
-def _num_bytes(spec: TensorSpec) -> int:
-    return _BYTES_OF[spec.dtype] * prod(spec.shape)

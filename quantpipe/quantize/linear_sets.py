@@ -3,7 +3,6 @@
 Shapes: T tokens, N out_features, K in_features.
 """
 
-import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -17,11 +16,9 @@ from quantpipe.errors import DataError
 from quantpipe.formats.artifact_writer import QuantWeight
 from quantpipe.formats.scheme import WeightScheme
 from quantpipe.quantize.allocate import LinearSet
+from quantpipe.quantize.block_solving import fake_quantize_input
 from quantpipe.quantize.scales import round_weight
-from quantpipe.quantize.sequential import fake_quantize_input
-
-# A linear of a mixture's expert, and the module that holds the experts.
-_EXPERT = re.compile(r"(.+?)\.\d+\.")
+from quantpipe.quantize.structure import UnrolledExperts
 
 
 @dataclass(frozen=True)
@@ -38,14 +35,19 @@ def named_linears(parent: nn.Module, path: str, names: Collection[str]) -> dict[
     return {name: m for name, m in named.items() if name in names and isinstance(m, nn.Linear)}
 
 
-def sets_of(path: str, linears: Mapping[str, nn.Linear], seen: Mapping[str, Reading]) -> list[list[str]]:
-    """Names of linears that must share a scheme, in model order: readers of one tensor, and a mixture's experts."""
+def expert_names(parent: nn.Module, path: str) -> set[str]:
+    """The full names of everything inside the experts of mixtures below ``parent``, itself named ``path``."""
+    stacks = [(name, module) for name, module in parent.named_modules() if isinstance(module, UnrolledExperts)]
+    return {".".join((path, name, leaf)) for name, stack in stacks for leaf, _ in stack.named_modules()}
+
+
+def sets_of(linears: Mapping[str, nn.Linear], seen: Mapping[str, Reading], experts: Collection[str]) -> list[list[str]]:
+    """Names of linears that must share a scheme, in model order: readers of one tensor, and all ``experts``."""
     groups: dict[Any, list[str]] = {}
     for name in linears:
-        expert = _EXPERT.match(name.removeprefix(f"{path}."))
         key: Any = name
-        if expert is not None:
-            key = expert.group(1)
+        if name in experts:
+            key = "experts"
         elif name in seen:
             key = (seen[name].x.data_ptr(), seen[name].x.shape)
         groups.setdefault(key, []).append(name)

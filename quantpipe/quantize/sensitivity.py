@@ -23,8 +23,16 @@ from torch import Tensor, nn
 
 from quantpipe.errors import DataError
 from quantpipe.formats.scheme import WeightScheme
-from quantpipe.quantize.allocate import LinearSet
-from quantpipe.quantize.linear_sets import computing_with, linear_set, named_linears, reading, round_set, sets_of
+from quantpipe.quantize.allocate import LinearSet, joined
+from quantpipe.quantize.linear_sets import (
+    computing_with,
+    expert_names,
+    linear_set,
+    named_linears,
+    reading,
+    round_set,
+    sets_of,
+)
 from quantpipe.quantize.loading import StreamedModel
 from quantpipe.report import Progress
 
@@ -85,10 +93,10 @@ def measure_sensitivity(
 ) -> list[LinearSet]:
     """Each set of the linears in ``schemes`` (full names), with the KL [nats/token] that quantizing it alone costs.
 
-    Sets are the linears of a block that read the same tensor, and all experts of a mixture together. A linear outside
-    the blocks is a set of its own. Weights are rounded with scales weighted by how strongly the tokens use each input.
-    Results are in model order. Temporary files go into ``work_folder``. Raises DataError where a set has more than one
-    scheme, or leads to logits that are not finite.
+    Sets are the linears of a block that read the same tensor, and all experts of the model, which readers load by one
+    scheme (their KL is summed over layers). A linear outside the blocks is a set of its own. Weights are rounded with
+    scales weighted by how strongly the tokens use each input. Results are in model order. Temporary files go into
+    ``work_folder``. Raises DataError where a set has more than one scheme, or leads to logits that are not finite.
     """
     num_blocks = len(model.blocks.blocks)
     input_ids_SL = torch.from_numpy(token_ids_SL)
@@ -109,7 +117,10 @@ def measure_sensitivity(
         if not isfinite(summed):
             name = next(iter(part.shapes))
             raise DataError(f"{name}: rounding it makes the logits NaN or infinite; check the base model's weights")
-    return [replace(part, kl=max(0.0, summed / token_ids_SL.size)) for part, summed in zip(sets, total, strict=True)]
+    measured = [
+        replace(part, kl=max(0.0, summed / token_ids_SL.size)) for part, summed in zip(sets, total, strict=True)
+    ]
+    return joined(measured, carrier.experts)
 
 
 class _Carrier:
@@ -120,6 +131,7 @@ class _Carrier:
     ) -> None:
         self.model, self.schemes, self.folder, self.steps = model, schemes, folder, steps
         self.variants: list[_Variant] = []
+        self.experts: set[str] = set()
         self.output: Any = None  # of the block that ran last
 
     def run(self, index: int, *args: Any, **kwargs: Any) -> Any:
@@ -135,7 +147,8 @@ class _Carrier:
             self.output = call.run(block, call.hidden_SLD)
         for variant in self.variants:
             variant.keep(_hidden(call.run(block, variant.load())))
-        for names in sets_of(path, linears, seen):
+        self.experts |= expert_names(block, path)
+        for names in sets_of(linears, seen, self.experts):
             members = {name: linears[name] for name in names}
             variant = _Variant(linear_set(members, self.schemes, dtypes), self.folder / f"{len(self.variants)}.npy")
             with computing_with(members, round_set(members, variant.rounded, seen), variant.rounded.scheme):
@@ -188,7 +201,7 @@ def _measure_outside(tail: _Tail, name: str, schemes: Mapping[str, WeightScheme]
     with reading(linears) as seen:
         for number in numbers:
             tail.base_log_probabilities(number)
-    rounded = linear_set(linears, schemes, {name: _stored_dtype(tail.model, f"{name}.weight")})
+    rounded = linear_set(linears, schemes, {name: tail.model.dtype_of(f"{name}.weight")})
     weights = round_set(linears, rounded, seen)
     summed = 0.0
     for number in numbers:
@@ -202,13 +215,6 @@ def _summed_kl(base_LV: Tensor, found_LV: Tensor) -> float:
     """KL(base || found) summed over tokens, from log probabilities."""
     kl_L = nn.functional.kl_div(found_LV, base_LV, reduction="none", log_target=True).sum(1)
     return float(kl_L.double().sum())
-
-
-def _stored_dtype(model: StreamedModel, name: str) -> torch.dtype:
-    """The dtype that a parameter outside the blocks is stored in, under this name or the one it is tied to."""
-    tied: dict[str, str] = dict(model.module.all_tied_weights_keys)  # type: ignore[arg-type]  # target -> source
-    stored = name if name in model.artifact.stored else tied.get(name, name)
-    return model.stored_dtype(stored, model.module.get_parameter(name).shape)
 
 
 def _hidden(output: Any) -> Tensor:
