@@ -8,105 +8,124 @@ import hashlib
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
-from quantpipe import __version__
+from quantpipe import __version__, formats, quantize
 from quantpipe.calibration.build import CalibrationSet, build_calibration
 from quantpipe.engine.config import EngineConfig
 from quantpipe.errors import ArtifactError, DataError, RecipeError
 from quantpipe.evaluate.parity import check_parity, require_parity
-from quantpipe.formats.artifact import Artifact, verify
-from quantpipe.formats.artifact_writer import estimated_bytes, quantization_config, write_artifact
-from quantpipe.formats.scheme import WeightScheme, w4a16, w8a8
+from quantpipe.formats.artifact import Artifact, file_digest, verify
+from quantpipe.formats.artifact_writer import estimated_bytes, write_artifact
+from quantpipe.formats.kv_scales import KV_SCALES_NAME
 from quantpipe.gate.record import library_versions, withdraw_verdict, write_text_atomically
 from quantpipe.gate.report import ParityRow
-from quantpipe.quantize import SOLVERS, TRANSFORMS
-from quantpipe.quantize.discover import DecoderBlocks, Targets, find_blocks, find_targets
-from quantpipe.quantize.loading import load_base_model
-from quantpipe.quantize.sequential import QuantizedModel, SolverSettings, quantize_blocks
-from quantpipe.recipe.quantize_section import W8A8, GptqSolver, QuantizeSection
+from quantpipe.quantize.by_recipe import Quantization, open_model, quantize_model, scheme_of
+from quantpipe.quantize.checkpoint import discard_work
+from quantpipe.quantize.loading import StreamedModel
+from quantpipe.quantize.preflight import check_save
+from quantpipe.quantize.records import LayerRecord, QuantizedModel
+from quantpipe.quantize.transform import TransformRecord
+from quantpipe.quantize.writing import write_quantized
+from quantpipe.recipe.quantize_section import GptqSolver
 from quantpipe.recipe.schema import Recipe
 from quantpipe.report import Reporter
 from quantpipe.sources.base_model import BaseModel
 
 ARTIFACT_FOLDER = "artifact"
 PARITY_NAME = "parity.json"
+# What a run has done so far; empty once the artifact is written.
+WORK_FOLDER = "work"
+FLOAT32_BYTES = 4
 # Room for the temporary copy and the sidecars beside the artifact itself.
 DISK_HEADROOM_FRAC = 0.1
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A verified artifact, the parity measured when it was made, and whether it stood there before this run."""
+    """A verified artifact, the parity measured when it was made, and whether it stood there before this run.
+
+    ``layers`` tell what happened to each linear in this run, with times; there are none for an artifact used again.
+    """
 
     artifact: Artifact
     parity: tuple[ParityRow, ...]
     was_reused: bool
+    layers: tuple[LayerRecord, ...] = ()
 
 
-def make_candidate(recipe: Recipe, base: BaseModel, config: EngineConfig, reporter: Reporter) -> Candidate:
+def make_candidate(recipe: Recipe, base: BaseModel, config: EngineConfig | None, reporter: Reporter) -> Candidate:
     """Quantize as the recipe says, write the artifact under its ``output``, and check parity.
 
-    Raises RecipeError and DataError before any long work where the recipe cannot be carried out.
+    ``config`` None: the runtime does not serve this model, so what it would serve is not compared. Raises RecipeError
+    and DataError before any long work where the recipe cannot be carried out. A run that was killed is taken up again.
     """
     base_artifact = Artifact.open(base.folder)
     if base_artifact.schemes and recipe.quantize is not None:
         raise RecipeError(f"model: {base.folder} is quantized already; give the full-precision model")
     folder = recipe.output / ARTIFACT_FOLDER
-    _check_disk(recipe.output, base_artifact)
+    _check_disk(recipe, base_artifact)
     calibration = _build_calibration(recipe, base, reporter)
     fingerprint = _fingerprint(recipe, base, calibration)
     reused = _reusable(folder, fingerprint)
     if reused is not None:
         reporter.note(f"unchanged since the last run: {folder}")
         return reused
-    model = load_base_model(base.folder, recipe.model.trust_remote_code)
-    quantized = QuantizedModel({}, ())
-    quantization: dict[str, Any] | None = None
+    model = open_model(base.folder, recipe.model.trust_remote_code)
+    check_save(folder, model.base)
+    quantization = None
     if recipe.quantize is not None:
-        scheme = scheme_of(recipe.quantize)
-        blocks = find_blocks(model)
-        targets = find_targets(model, blocks, recipe.quantize.ignore, scheme)
-        method = ", ".join([*(t.name for t in recipe.quantize.transforms), recipe.quantize.solver.name, scheme.name])
-        reporter.stage(f"quantize {len(targets.schemes)} linears: {method}")
-        quantized = _solve(recipe.quantize, model, blocks, targets, scheme, calibration, reporter)
-        quantization = quantization_config(dict.fromkeys(quantized.weights, scheme), list(targets.ignored))
+        names = [*(each.name for each in recipe.quantize.transforms), recipe.quantize.solver.name]
+        reporter.stage(f"quantize: {', '.join(names)} to {scheme_of(recipe.quantize.scheme).label}")
+        token_ids_SL = calibration.token_ids if calibration is not None else None
+        work = recipe.output / WORK_FOLDER
+        quantization = quantize_model(recipe.quantize, model, token_ids_SL, work, fingerprint, reporter)
+        for note in transform_notes(quantization.model.transformed):
+            reporter.note(note)
     reporter.stage(f"write {folder}")
     withdraw_verdict(recipe.output)
-    manifest = _manifest(recipe, base, calibration, quantized, fingerprint)
-    artifact = write_artifact(
-        folder, base_artifact, quantized.weights, quantization, manifest, tensors=quantized.tensors
-    )
-    reporter.stage("parity: simulated, reloaded by transformers, served")
-    parity = _check_parity(model, quantized, base, artifact, config, recipe, reporter)
-    return Candidate(artifact, parity, was_reused=False)
+    manifest = _manifest(recipe, base, calibration, quantization, fingerprint)
+    artifact = _write(folder, model, quantization, manifest)
+    parity = _check_parity(model, quantization, base, artifact, config, recipe, reporter)
+    layers = quantization.model.layers if quantization is not None else ()
+    discard_work(recipe.output / WORK_FOLDER)
+    return Candidate(artifact, parity, was_reused=False, layers=layers)
 
 
-def scheme_of(section: QuantizeSection) -> WeightScheme:
-    """The storage scheme a recipe asks for."""
-    wanted = section.scheme
-    if isinstance(wanted, W8A8):
-        return w8a8()
-    if wanted.name == "w4a16" and wanted.symmetric and wanted.group_size != "channel":
-        return w4a16(wanted.group_size)
-    raise RecipeError(f"quantize.scheme: {wanted.name} cannot be made yet")
+def _write(
+    folder: Path, model: StreamedModel, quantization: Quantization | None, manifest: Mapping[str, Any]
+) -> Artifact:
+    if quantization is None:
+        return write_artifact(folder, model.base, {}, None, manifest)
+    scales = quantization.kv.scales if quantization.kv is not None else None
+    sidecars = {} if scales is None else {KV_SCALES_NAME: scales.tensors()}
+    return write_quantized(folder, model, quantization.model, quantization.targets, manifest, sidecars)
 
 
-def _check_disk(output: Path, base: Artifact) -> None:
+def _check_disk(recipe: Recipe, base: Artifact) -> None:
     """Refuse before hours of work what would fail at the very end."""
-    existing = next(path for path in (output, *output.parents) if path.exists())
-    needed = int(estimated_bytes(base) * (1 + DISK_HEADROOM_FRAC))
+    existing = next(path for path in (recipe.output, *recipe.output.parents) if path.exists())
+    artifact = estimated_bytes(base) * (1 + DISK_HEADROOM_FRAC)
+    # While it is made, its tensors lie in the work folder too, and the hidden states that enter and leave a block.
+    needed = int(2 * artifact + _hidden_bytes(recipe, base)) if recipe.quantize is not None else int(artifact)
     free = shutil.disk_usage(existing).free
     if free < needed:
         raise DataError(
-            f"{existing}: {free / 1e9:.1f} GB free, the artifact may need {needed / 1e9:.1f} GB; free some space or "
-            "choose another `output`"
+            f"{existing}: {free / 1e9:.2f} GB free, the artifact and the work on it may need {needed / 1e9:.2f} GB; "
+            "free some space or choose another `output`"
         )
+
+
+def _hidden_bytes(recipe: Recipe, base: Artifact) -> int:
+    section, hidden_size = recipe.calibration, base.config.get("hidden_size", 0)
+    if section is None or not isinstance(hidden_size, int):
+        return 0
+    solver = recipe.quantize.solver if recipe.quantize is not None else None
+    num_streams = 2 if isinstance(solver, GptqSolver) and solver.propagate == "both" else 1
+    return 2 * num_streams * section.num_sequences * section.sequence_length * hidden_size * FLOAT32_BYTES
 
 
 def _build_calibration(recipe: Recipe, base: BaseModel, reporter: Reporter) -> CalibrationSet | None:
@@ -128,36 +147,12 @@ def _build_calibration(recipe: Recipe, base: BaseModel, reporter: Reporter) -> C
     return calibration
 
 
-def _solve(
-    section: QuantizeSection,
-    model: nn.Module,
-    blocks: DecoderBlocks,
-    targets: Targets,
-    scheme: WeightScheme,
-    calibration: CalibrationSet | None,
-    reporter: Reporter,
-) -> QuantizedModel:
-    settings = None
-    if isinstance(section.solver, GptqSolver):
-        solver = section.solver
-        settings = SolverSettings(solver.damp_frac, solver.sequential, solver.propagate == "quantized")
-    token_ids_SL = calibration.token_ids if calibration is not None else None
-    solve = SOLVERS[section.solver.name]
-    transforms = [TRANSFORMS[transform.name] for transform in section.transforms]
-    quantized = quantize_blocks(
-        model, blocks, targets, scheme, solve, settings, token_ids_SL, reporter.progress, transforms
-    )
-    for note in _transform_notes(quantized):
-        reporter.note(note)
-    return quantized
-
-
-def _transform_notes(quantized: QuantizedModel) -> Iterator[str]:
+def transform_notes(transformed: Sequence[TransformRecord]) -> Iterator[str]:
     """How many groups of linears were transformed, and for each reason why others were not, one of them."""
-    if quantized.transformed:
-        num_changed = sum(record.producer is not None for record in quantized.transformed)
-        yield f"{num_changed} of {len(quantized.transformed)} groups of linears rescaled"
-    left = [record for record in quantized.transformed if record.producer is None]
+    if transformed:
+        num_changed = sum(record.producer is not None for record in transformed)
+        yield f"{num_changed} of {len(transformed)} groups of linears transformed"
+    left = [record for record in transformed if record.producer is None]
     for reason, num_left in Counter(record.reason for record in left).items():
         example = next(record for record in left if record.reason == reason)
         yield f"{num_left} left as they are, such as {', '.join(example.linears)}: {reason}"
@@ -170,8 +165,18 @@ def _fingerprint(recipe: Recipe, base: BaseModel, calibration: CalibrationSet | 
         "calibration": calibration.digest if calibration is not None else None,
         "quantize": recipe.quantize.model_dump(mode="json") if recipe.quantize is not None else None,
         "versions": library_versions(),
+        "code": code_digest(),
     }
     return hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
+
+
+def code_digest() -> str:
+    """SHA-256 over the sources that an artifact's bytes depend on: a version number does not change with every edit."""
+    total = hashlib.sha256()
+    for package in (quantize, formats):
+        for path in sorted(Path(str(package.__file__)).parent.glob("*.py")):
+            total.update(f"{path.name}:{file_digest(path)}\n".encode())
+    return total.hexdigest()
 
 
 def _reusable(folder: Path, fingerprint: str) -> Candidate | None:
@@ -193,7 +198,7 @@ def _manifest(
     recipe: Recipe,
     base: BaseModel,
     calibration: CalibrationSet | None,
-    quantized: QuantizedModel,
+    quantization: Quantization | None,
     fingerprint: str,
 ) -> dict[str, Any]:
     """Where the artifact came from. Holds no dates or times: the same inputs give the same bytes."""
@@ -209,11 +214,7 @@ def _manifest(
         "calibration": None if calibration is None else _calibration_record(calibration, recipe),
         "quantize": section.model_dump(mode="json") if section is not None else None,
         "versions": library_versions(),
-        "layers": [
-            {"name": layer.name, "output_error": layer.output_error, "damp_frac": layer.damp_frac}
-            for layer in quantized.layers
-        ],
-        "transformed": [asdict(record) for record in quantized.transformed],
+        **(quantization.record() if quantization is not None else {}),
     }
 
 
@@ -231,15 +232,17 @@ def _calibration_record(calibration: CalibrationSet, recipe: Recipe) -> dict[str
 
 
 def _check_parity(
-    model: nn.Module,
-    quantized: QuantizedModel,
+    model: StreamedModel,
+    quantization: Quantization | None,
     base: BaseModel,
     artifact: Artifact,
-    config: EngineConfig,
+    config: EngineConfig | None,
     recipe: Recipe,
     reporter: Reporter,
 ) -> tuple[ParityRow, ...]:
     """Measure parity, record it beside the artifact, and refuse an artifact that lacks it. Uses up ``model``."""
+    reporter.stage("parity: simulated, reloaded by transformers" + (", served" if config is not None else ""))
+    quantized = quantization.model if quantization is not None else QuantizedModel({}, ())
     trust = recipe.model.trust_remote_code
     rows = check_parity(model, quantized, base.folder, artifact.folder, config, trust)
     for row in rows:

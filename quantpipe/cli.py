@@ -90,6 +90,20 @@ def run_command(recipe: Path, overrides: Sequence[str], quiet: bool) -> int:
     return _show_verdict(run_recipe(loaded, recipe, _cache_folder(), reporter), loaded.output)
 
 
+@commands.command("quantize")
+@recipe_arguments
+@click.option("--quiet", is_flag=True, help="Print the artifact's folder only.")
+def quantize_command(recipe: Path, overrides: Sequence[str], quiet: bool) -> None:
+    """Make the artifact that RECIPE describes and judge nothing. Works on models that the runtime does not serve."""
+    from quantpipe.recipe.schema import load_recipe
+
+    loaded = load_recipe(recipe, overrides)
+    reporter = _reporter(quiet)
+    from quantpipe.pipeline import quantize_recipe
+
+    click.echo(quantize_recipe(loaded, _cache_folder(), reporter).artifact.folder)
+
+
 @commands.command()
 @recipe_arguments
 @click.option(
@@ -128,7 +142,7 @@ def verify(artifact: Path) -> int:
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0 picks a free one.")
 @click.option("--model-name", help="Name clients ask for. Default: the folder's name.")
 @click.option("--backend", default="cpu", show_default=True, type=click.Choice(["cpu", "reference"]))
-@click.option("--kv-dtype", type=click.Choice(["auto", "int8_per_token_head"]), help="Default: as the gate judged.")
+@click.option("--kv-dtype", metavar="MODE", help="A `kv_cache` of recipes. Default: as the gate judged.")
 @click.option("--max-model-len", type=click.IntRange(min=2), help="Most tokens of one sequence.")
 @click.option("--max-num-seqs", default=16, show_default=True, type=click.IntRange(min=1))
 @click.option("--num-threads", type=click.IntRange(min=1), help="CPU threads. Default: all cores.")

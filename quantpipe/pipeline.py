@@ -2,12 +2,14 @@
 
 import fcntl
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from quantpipe.candidate import Candidate, make_candidate
-from quantpipe.errors import DataError
+from quantpipe.engine.config import EngineConfig
+from quantpipe.errors import ArtifactError, DataError
 from quantpipe.formats.artifact import Artifact
 from quantpipe.gate.judge import GateResult
 from quantpipe.judgement import engine_config, judge_candidate, read_questions
@@ -24,7 +26,7 @@ def run_recipe(recipe: Recipe, recipe_path: Path, cache_folder: Path, reporter: 
 
 
 def _run(recipe: Recipe, recipe_path: Path, cache_folder: Path, reporter: Reporter) -> GateResult:
-    base = _resolve(recipe, cache_folder, reporter)
+    base = _resolve_served(recipe, cache_folder, reporter)
     questions = read_questions(recipe, base.folder)
     started_s = time.monotonic()
     candidate = make_candidate(recipe, base, engine_config(recipe), reporter)
@@ -34,6 +36,22 @@ def _run(recipe: Recipe, recipe_path: Path, cache_folder: Path, reporter: Report
     return judge_candidate(recipe, base, folder, questions, candidate.parity, facts, commands, recipe.output, reporter)
 
 
+def quantize_recipe(recipe: Recipe, cache_folder: Path, reporter: Reporter) -> Candidate:
+    """Make the candidate and judge nothing: for another runtime, or a model that this one does not serve.
+
+    An earlier verdict under ``recipe.output`` is withdrawn when a new artifact is written.
+    """
+    with only_run(recipe.output):
+        base = _resolve(recipe, cache_folder, reporter)
+        config: EngineConfig | None = engine_config(recipe)
+        try:
+            describe(Artifact.open(base.folder))
+        except ArtifactError as error:
+            reporter.note(f"parity is checked in transformers only: {error}")
+            config = None
+        return make_candidate(recipe, base, config, reporter)
+
+
 def gate_artifact(
     recipe: Recipe, recipe_path: Path, artifact: Path, cache_folder: Path, reporter: Reporter
 ) -> GateResult:
@@ -41,7 +59,7 @@ def gate_artifact(
 
     The verdict goes to ``gate_folder``, not to ``recipe.output``, whose own verdict is about another artifact.
     """
-    base = _resolve(recipe, cache_folder, reporter)
+    base = _resolve_served(recipe, cache_folder, reporter)
     describe(Artifact.open(artifact))
     questions = read_questions(recipe, base.folder)
     commands = (f"quantpipe gate {recipe_path}{_sets(recipe.overrides)} --artifact {artifact}",)
@@ -85,16 +103,22 @@ def quantization_facts(recipe: Recipe, candidate: Candidate, seconds: float) -> 
     manifest = candidate.artifact.manifest or {}
     layers = manifest.get("layers", [])
     settings = recipe.quantize.solver.model_dump(exclude={"name"})
-    worst = max(layers, key=lambda layer: layer["output_error"], default=None)
+    schemes = [layer["scheme"] for layer in layers]
+    worst = max(layers, key=lambda layer: layer["error_after"], default=None)
     facts = [
         ("solver", " ".join((recipe.quantize.solver.name, *(f"{key}={value}" for key, value in settings.items())))),
-        ("scheme", " ".join(str(value) for value in recipe.quantize.scheme.model_dump().values())),
+        ("transforms", ", ".join(each.name for each in recipe.quantize.transforms) or "none"),
+        ("scheme", ", ".join(f"{label}: {count}" for label, count in Counter(schemes).items())),
         ("KV cache", recipe.quantize.kv_cache),
         ("quantized linears", str(len(layers))),
         ("made in this run", "no, reused" if candidate.was_reused else f"yes, in {seconds:.0f} s"),
     ]
     if worst is not None:
-        facts.append(("largest relative error", f"{worst['output_error']:.2g} at {worst['name']}"))
+        facts.append(("largest relative error", f"{worst['error_after']:.2g} at {worst['name']}"))
+    for mode, errors in (manifest.get("kv_errors") or {}).items():
+        facts.append(
+            (f"attention error, {mode}", f"mean {errors['mean_error']:.2g}, worst {errors['worst_error']:.2g}")
+        )
     if (calibration := manifest.get("calibration")) is not None:
         tokens = calibration["num_sequences"] * calibration["sequence_length"]
         facts.append(("calibration", f"{calibration['name']}, {tokens:,} tokens, digest {calibration['digest'][:12]}"))
@@ -105,7 +129,13 @@ def _resolve(recipe: Recipe, cache_folder: Path, reporter: Reporter) -> BaseMode
     reporter.stage(f"base model: {recipe.model.source}")
     base = resolve_model(recipe.model, recipe.folder, cache_folder)
     reporter.note(f"{base.folder}")
-    describe(Artifact.open(base.folder))  # what the runtime cannot serve is refused before any work
+    return base
+
+
+def _resolve_served(recipe: Recipe, cache_folder: Path, reporter: Reporter) -> BaseModel:
+    """The base model; one that the runtime cannot serve is refused before any work."""
+    base = _resolve(recipe, cache_folder, reporter)
+    describe(Artifact.open(base.folder))
     return base
 
 

@@ -49,7 +49,7 @@ def search_scale(
     if importance_K is not None:
         root_Gg = importance_K.clamp_min(0).sqrt().reshape(num_groups, -1)
     scales, zeros = [], []
-    for rows_nK in weight_NK.float().split(max(1, WEIGHTS_AT_ONCE // num_in)):
+    for rows_nK in torch.split(weight_NK.float(), max(1, WEIGHTS_AT_ONCE // num_in)):
         search = _Search(rows_nK.reshape(len(rows_nK), num_groups, -1), root_Gg, scheme, scale_dtype)
         search.run((1.0, -1.0) if signed and scheme.symmetric else (1.0,))
         scales.append(search.scale_nG)

@@ -2,7 +2,7 @@ import torch
 
 from quantpipe.formats.scheme import w8a8
 from quantpipe.quantize import SOLVERS
-from quantpipe.quantize.solver import Solution, SolverInput, output_error
+from quantpipe.quantize.solver import Solution, SolverInput, Statistics, output_error
 from quantpipe.recipe.quantize_section import GptqSolver, RtnSolver
 
 
@@ -13,7 +13,7 @@ def test_table_of_solvers_equals_what_recipes_may_name() -> None:
 
 def test_every_solver_gives_integers_in_range_and_scales_in_the_stored_dtype() -> None:
     for solver in SOLVERS.values():
-        given = SolverInput(torch.randn(4, 32), w8a8(), torch.float16, torch.eye(32))
+        given = SolverInput(torch.randn(4, 32), w8a8(), torch.float16, Statistics(torch.eye(32)))
         solution = solver(given)
         assert solution.q_NK.dtype is torch.int8
         assert solution.q_NK.shape == (4, 32)
