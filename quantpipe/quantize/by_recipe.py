@@ -98,9 +98,9 @@ def _method(section: QuantizeSection, model: StreamedModel, has_data: bool) -> M
         options = SolverOptions(
             damp_frac=solver.damp_frac, signed_scales=solver.signed_scales, correction_frac=solver.correction_frac
         )
-        return Method(solve, options, transforms, True, solver.sequential, solver.propagate, kv)
+        return Method(transforms, solve, options, True, solver.sequential, solver.propagate, kv)
     options = SolverOptions(scales=solver.scales)
-    return Method(solve, options, transforms, reads_data=solver.scales == "hessian", kv=kv)
+    return Method(transforms, solve, options, reads_data=solver.scales == "hessian", kv=kv)
 
 
 def _allocate(
