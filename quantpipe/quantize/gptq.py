@@ -33,7 +33,8 @@ def solve_gptq(given: SolverInput) -> Solution:
     statistics = given.statistics
     if statistics is None:
         raise DataError("solver gptq: no calibration statistics were collected for this layer")
-    if not bool(torch.isfinite(statistics.hessian_KK).all()):
+    read = [statistics.hessian_KK, *([] if statistics.cross_KK is None else [statistics.cross_KK])]
+    if not all(bool(torch.isfinite(each_KK).all()) for each_KK in read):
         raise DataError("solver gptq: calibration activations are not finite; check the base model's weights")
     hessian_KK = statistics.hessian_KK
     inverse_KK, order_K, damp_frac = _inverse_factor(hessian_KK, given.options.damp_frac)
@@ -76,16 +77,18 @@ def _inverse_factor(hessian_KK: Tensor, damp_frac: float) -> tuple[Tensor, Tenso
     """Upper triangular R with R^T R = H^-1 (rows in act-order), that order, and the damping that made it succeed.
 
     With H reversed in both directions equal to L L^T, R is L^-1 reversed. Damping bounds the condition number by
-    K / damp_frac, so float32 will do. A dead input channel (zero diagonal) is given a diagonal of one: its weights are
-    rounded to nearest and disturb nothing. The damping climbs a ladder until the factorisation succeeds.
+    K / damp_frac, so float32 will do. A dead input channel (zero diagonal) is given the mean of the others: its weights
+    are rounded to nearest, and neither they nor the damping depend on the size of activations. The damping climbs a
+    ladder until the factorisation succeeds.
     """
     hessian_KK = hessian_KK.clone()
     diagonal_K = hessian_KK.diagonal()
-    diagonal_K[diagonal_K <= 0] = 1.0
+    is_alive_K = diagonal_K > 0
+    mean_diagonal = float(diagonal_K[is_alive_K].mean()) if bool(is_alive_K.any()) else 1.0
+    diagonal_K[~is_alive_K] = mean_diagonal
     order_K = torch.argsort(diagonal_K, descending=True, stable=True)
     backwards_K = order_K.flip(0)
     reversed_KK = hessian_KK[backwards_K][:, backwards_K]
-    mean_diagonal = float(diagonal_K.mean())
     damp = 0.0
     for factor in DAMP_LADDER:
         damp_more = damp_frac * factor - damp

@@ -70,9 +70,12 @@ def test_singular_hessian_with_duplicate_channels_is_damped_and_finished() -> No
     observer = HessianObserver(64)
     observer.update(x_TK)
     weight_NK = torch.randn(64, 64, generator=torch.Generator().manual_seed(4))
-    solution = solve_gptq(SolverInput(weight_NK, w4a16(32), torch.float16, Statistics(observer.mean_KK, None, 8)))
+    problem = SolverInput(weight_NK, w4a16(32), torch.float16, Statistics(observer.mean_KK, None, 8))
+    solution = solve_gptq(problem)
     assert solution.damp_frac > 0
-    assert torch.isfinite(decode(solution.q_NK, solution.scale_NG)).all()
+    assert torch.isfinite(solution.dequantized()).all()
+    found, nearest = (((weight_NK - s.dequantized()) @ x_TK.T).square().sum() for s in (solution, nearest_of(problem)))
+    assert found < nearest
 
 
 def test_dead_channel_keeps_its_rounded_weights() -> None:
@@ -86,6 +89,20 @@ def test_dead_channel_keeps_its_rounded_weights() -> None:
     inside_N = problem.weight_NK[:, 5].abs() < 7 * solution.scale_NG[:, 0]
     assert inside_N.sum() > 10
     assert ((decoded_N - problem.weight_NK[:, 5]).abs() <= 0.51 * solution.scale_NG[:, 0])[inside_N].all()
+
+
+@pytest.mark.parametrize("num_dead", [1, 16])
+def test_dead_channels_beside_small_activations_cost_no_accuracy(num_dead: int) -> None:
+    """The share of damping must follow the live channels alone, however small these are."""
+    problem = given_input(w4a16(32))
+    hessian_KK = hessian_of(problem).clone()
+    hessian_KK[:num_dead] = 0
+    hessian_KK[:, :num_dead] = 0
+    large, small = (
+        solve_gptq(replace(problem, statistics=Statistics(hessian_KK * size, None, 256))) for size in (1.0, 2.0**-20)
+    )
+    assert torch.equal(large.q_NK, small.q_NK)
+    assert torch.equal(large.scale_NG, small.scale_NG)
 
 
 def test_stored_order_of_columns_is_kept() -> None:
@@ -112,6 +129,9 @@ def test_missing_or_infinite_statistics_are_refused() -> None:
         solve_gptq(
             SolverInput(problem.weight_NK, problem.scheme, torch.float32, Statistics(torch.full((64, 64), torch.inf)))
         )
+    overflown = Statistics(hessian_of(problem), torch.full((64, 64), torch.nan), 256)
+    with pytest.raises(DataError, match="not finite"):
+        solve_gptq(replace(problem, statistics=overflown))
 
 
 def test_huge_channel_stays_finite_in_float16() -> None:
