@@ -9,7 +9,10 @@ from typing import Any
 
 OURS, LLM_COMPRESSOR = "quantpipe", "llm-compressor"
 
+Section = Mapping[str, Any]
+
 W4, W3 = {"name": "w4a16", "group_size": 64}, {"name": "w3a16", "group_size": 64}
+W8A8 = {"name": "w8a8"}
 RTN_ABSMAX, RTN_MSE, RTN_HESSIAN = ({"name": "rtn", "scales": scales} for scales in ("absmax", "mse", "hessian"))
 GPTQ = {"name": "gptq"}
 GPTQ_BOTH = {"name": "gptq", "propagate": "both"}
@@ -27,14 +30,14 @@ class Row:
     name: str
     tool: str
     kind: str
-    section: Mapping[str, Any] | None = None
+    section: Section | None = None
     method: str = ""
     bits: int = 4
     kv_dtype: str = ""
 
 
-def _ours(name: str, kind: str, solver: Mapping[str, Any], scheme: Any, *transforms: Any, **more: Any) -> Row:
-    section = {"transforms": list(transforms), "solver": solver, "scheme": scheme, **more}
+def _ours(name: str, kind: str, solver: Section, scheme: Section, *transforms: str, **more: Section) -> Row:
+    section = {"transforms": [{"name": each} for each in transforms], "solver": solver, "scheme": scheme, **more}
     return Row(name, OURS, kind, section)
 
 
@@ -59,10 +62,10 @@ _ROWS: Sequence[Row] = (
     _ours("rotate-gptq-both", "w4", GPTQ_BOTH, W4, "rotate"),
     _ours("rotate-gptq-both-signed", "w4", GPTQ_BOTH_SIGNED, W4, "rotate"),
     _ours("gptq-asymmetric", "w4 asymmetric", GPTQ, {**W4, "symmetric": False}),
-    _ours("w8a8-rtn", "w8a8", RTN_ABSMAX, "w8a8"),
-    _ours("w8a8-smoothquant-rtn", "w8a8", RTN_ABSMAX, "w8a8", "smoothquant"),
-    _ours("w8a8-smoothquant-gptq", "w8a8", GPTQ, "w8a8", "smoothquant"),
-    _ours("w8a8-rotate-smoothquant-gptq", "w8a8", GPTQ, "w8a8", "rotate", "smoothquant"),
+    _ours("w8a8-rtn", "w8a8", RTN_ABSMAX, W8A8),
+    _ours("w8a8-smoothquant-rtn", "w8a8", RTN_ABSMAX, W8A8, "smoothquant"),
+    _ours("w8a8-smoothquant-gptq", "w8a8", GPTQ, W8A8, "smoothquant"),
+    _ours("w8a8-rotate-smoothquant-gptq", "w8a8", GPTQ, W8A8, "rotate", "smoothquant"),
     _mixed(5),
     _mixed(10),
     _ours("w3-gptq", "w3", GPTQ, W3),

@@ -116,8 +116,8 @@ def _make(bench: Bench, row: Row, calibration: Path, artifact: Path) -> dict[str
     where += ["--phases", _phases_file(bench, row), "--threads", str(bench.machine.threads)]
     log = f"{row.name}.log"
     if row.tool != LLM_COMPRESSOR:
-        section = json.dumps(row.section)
-        return bench.python("make_ours.py", log, *where, "--section", section)
+        what = ["--kv-dtype", row.kv_dtype] if row.section is None else ["--section", json.dumps(row.section)]
+        return bench.python("make_ours.py", log, *where, *what)
     if bench.peer_python is None:
         raise ChildError("no --peer-python: the interpreter of llm-compressor's environment")
     method = ["--method", row.method, "--bits", str(row.bits), "--batch-size", str(bench.peer_batch_size)]
