@@ -55,10 +55,10 @@ class Budget:
 
 @dataclass(frozen=True)
 class SetChoice:
-    """What was decided for one set: its sensitivity (None where it was not measured), scheme, and stored bits."""
+    """What was decided for one set: its sensitivity, the scheme it has now, and what that stores, scales included."""
 
     modules: tuple[str, ...]
-    kl: float | None
+    kl: float
     scheme: str
     bits_per_weight: float
     is_upgraded: bool
@@ -102,8 +102,7 @@ def allocate(
         scheme = high if index in upgraded else part.scheme
         schemes |= dict.fromkeys(part.shapes, scheme)
         bits = part.stored_bits(scheme) / part.num_weights
-        kl = part.kl if index < len(sets) else None
-        choices.append(SetChoice(tuple(part.shapes), kl, scheme.label, bits, index in upgraded))
+        choices.append(SetChoice(tuple(part.shapes), part.kl, scheme.label, bits, index in upgraded))
     return Allocation(schemes, tuple(choices), taken / num_weights, taken)
 
 

@@ -10,11 +10,13 @@ import numpy.typing as npt
 from quantpipe.formats.scheme import WeightScheme, w8a8, weight_only
 from quantpipe.quantize import SOLVERS, TRANSFORMS
 from quantpipe.quantize.allocate import Allocation, Budget, allocate
+from quantpipe.quantize.checkpoint import WorkFolder
 from quantpipe.quantize.discover import Targets, check_schemes, find_targets
 from quantpipe.quantize.kv_int8 import KVObserver, KVRecord
 from quantpipe.quantize.loading import StreamedModel
 from quantpipe.quantize.records import QuantizedModel
 from quantpipe.quantize.sensitivity import measure_sensitivity, sample_tokens
+from quantpipe.quantize.sensitivity_store import remembered
 from quantpipe.quantize.sequential import Method, quantize_blocks
 from quantpipe.quantize.solver import SolverOptions
 from quantpipe.quantize.watched_attention import watched_attention
@@ -72,8 +74,10 @@ def quantize_model(
     allocation = None
     if section.allocate is not None:
         assert token_ids_SL is not None, "a recipe with `allocate` has calibration data"
-        allocation = _allocate(section, section.allocate, model, targets, token_ids_SL, work_folder, reporter)
-        targets = Targets(allocation.schemes, targets.ignored, targets.notes)
+        own_folder = WorkFolder.open(work_folder, fingerprint).folder
+        allocation = _allocate(section, section.allocate, model, targets, token_ids_SL, own_folder, reporter)
+        schemes = {name: allocation.schemes[name] for name in targets.schemes}  # in the model's order
+        targets = Targets(schemes, targets.ignored, targets.notes)
         check_schemes(model.module, targets.schemes, targets.ignored)
     method = _method(section, model, has_data=token_ids_SL is not None)
     quantized = quantize_blocks(model, targets, method, token_ids_SL, work_folder, fingerprint, reporter.progress)
@@ -115,7 +119,9 @@ def _allocate(
     """Measure what every set of linears in the recipe's own scheme costs, and upgrade the costliest."""
     low = scheme_of(section.scheme)
     tokens_SL = sample_tokens(token_ids_SL, wanted.num_tokens)
-    sets = measure_sensitivity(model, targets.schemes, tokens_SL, work_folder, reporter.progress)
+    sets = remembered(
+        work_folder, lambda: measure_sensitivity(model, targets.schemes, tokens_SL, work_folder, reporter.progress)
+    )
     free = [part for part in sets if part.scheme == low]
     fixed = [part for part in sets if part.scheme != low]
     budget = Budget(wanted.average_bits, wanted.max_bytes)

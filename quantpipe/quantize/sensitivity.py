@@ -8,8 +8,9 @@ and one variant; the others wait in files. Measures the model as it is stored: w
 Shapes: S sequences, L tokens per sequence, D hidden size, T tokens, V vocabulary, N out_features, K in_features.
 """
 
-import tempfile
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from math import isfinite
@@ -100,8 +101,8 @@ def measure_sensitivity(
     """
     num_blocks = len(model.blocks.blocks)
     input_ids_SL = torch.from_numpy(token_ids_SL)
-    with tempfile.TemporaryDirectory(prefix="sensitivity-", dir=work_folder) as folder:
-        carrier = _Carrier(model, schemes, Path(folder), progress(range(num_blocks), num_blocks, "blocks measured"))
+    with _empty_folder(work_folder / "sensitivity") as folder:
+        carrier = _Carrier(model, schemes, folder, progress(range(num_blocks), num_blocks, "blocks measured"))
         with model.replaced([partial(carrier.run, index) for index in range(num_blocks)]):
             model.module(input_ids=input_ids_SL, use_cache=False)
         next(carrier.steps, None)
@@ -215,6 +216,17 @@ def _summed_kl(base_LV: Tensor, found_LV: Tensor) -> float:
     """KL(base || found) summed over tokens, from log probabilities."""
     kl_L = nn.functional.kl_div(found_LV, base_LV, reduction="none", log_target=True).sum(1)
     return float(kl_L.double().sum())
+
+
+@contextmanager
+def _empty_folder(folder: Path) -> Iterator[Path]:
+    """A folder without what a killed run may have left in it; gone afterwards."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
 
 
 def _hidden(output: Any) -> Tensor:
