@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from quantpipe.engine.config import EngineConfig
 from quantpipe.engine.engine import Engine
@@ -23,8 +23,9 @@ from quantpipe.engine.request import SamplingParams
 from quantpipe.engine.tokenizer import Tokenizer
 from quantpipe.errors import ArtifactError
 from quantpipe.gate.report import ParityRow
-from quantpipe.quantize.fake_quant import fake_quantize, fake_quantized_logits
-from quantpipe.quantize.sequential import QuantizedModel
+from quantpipe.quantize.fake_quant import simulated_logits
+from quantpipe.quantize.loading import StreamedModel
+from quantpipe.quantize.records import QuantizedModel
 
 # Int8 activation rules: what vLLM and our runtime run, and what compressed-tensors simulates inside transformers.
 SERVED_DIVISOR, TRANSFORMERS_DIVISOR = 127.0, 127.5
@@ -48,15 +49,14 @@ PROBE_TEXT = (
 
 
 def check_parity(
-    model: nn.Module,
-    quantized: QuantizedModel,
+    quantized: QuantizedModel | None,
     base_folder: Path,
     folder: Path,
     config: EngineConfig,
     trust_remote_code: bool = False,
 ) -> list[ParityRow]:
     """Compare them on a fixed text: the base model first, then the artifact, which the runtime reads both at once and
-    token by token. Turns ``model``, the base model in transformers, into its float32 fake-quantized form.
+    token by token. The base model is opened anew, and loaded one block at a time.
 
     The KV cache is in the compute dtype here: transformers has no quantized one to compare with.
     """
@@ -66,12 +66,11 @@ def check_parity(
     alone = replace(config, kv_dtype="auto", max_num_seqs=1, max_model_len=num_tokens + 1)
     at_once, one_by_one = (replace(alone, max_num_batched_tokens=budget) for budget in (num_tokens, 1))
 
-    weights = quantized.weights
-    base_TV = fake_quantized_logits(model.float(), {}, token_ids_ST, SERVED_DIVISOR)[0]
-    fake_quantize(model, quantized)
-    simulated_TV = fake_quantized_logits(model, weights, token_ids_ST, SERVED_DIVISOR)[0]
-    nudged_TV = fake_quantized_logits(model, weights, token_ids_ST, SERVED_DIVISOR, nudge=NUDGE)[0]
-    as_reloaded_TV = fake_quantized_logits(model, weights, token_ids_ST, TRANSFORMERS_DIVISOR)[0]
+    model = StreamedModel.open(base_folder, trust_remote_code)
+    base_TV = simulated_logits(model, None, token_ids_ST)[0]
+    simulated_TV = simulated_logits(model, quantized, token_ids_ST, SERVED_DIVISOR)[0]
+    nudged_TV = simulated_logits(model, quantized, token_ids_ST, SERVED_DIVISOR, nudge=NUDGE)[0]
+    as_reloaded_TV = simulated_logits(model, quantized, token_ids_ST, TRANSFORMERS_DIVISOR)[0]
     tolerance = max(SERVED_TOLERANCE, NOISE_FACTOR * mean_kl(simulated_TV, nudged_TV))
 
     reloaded_TV = _reloaded_logits(folder, token_ids_ST, trust_remote_code)

@@ -1,6 +1,10 @@
-"""The quantized model simulated in transformers: what the artifact must reproduce, bit rounding apart."""
+"""The quantized model simulated in transformers: what the artifact must reproduce, bit rounding apart.
 
-from collections.abc import Mapping
+Shapes: S sequences, L tokens per sequence, V vocabulary.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -8,48 +12,84 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from quantpipe.formats.artifact_writer import QuantWeight
-from quantpipe.formats.layout import decode
-from quantpipe.quantize.sequential import QuantizedModel, fake_quantize_input
+from quantpipe.quantize.block_solving import fake_quantize_input
+from quantpipe.quantize.loading import StreamedModel
+from quantpipe.quantize.records import QuantizedModel
 
 
 @torch.no_grad()
-def fake_quantize(model: nn.Module, quantized: QuantizedModel) -> None:
-    """Turn ``model`` into float32, replace each quantized weight by q * scale and each changed tensor, in place."""
-    model.float()
-    for name, tensor in quantized.tensors.items():
-        model.get_parameter(name).copy_(tensor)
-    for name, weight in quantized.weights.items():
-        linear = model.get_submodule(name)
-        assert isinstance(linear, nn.Linear)
-        linear.weight.copy_(decode(weight.q_NK, weight.scale_NG))
-
-
-@torch.no_grad()
-def fake_quantized_logits(
-    model: nn.Module,
-    weights: Mapping[str, QuantWeight],
+def simulated_logits(
+    model: StreamedModel,
+    quantized: QuantizedModel | None,
     token_ids_SL: npt.NDArray[np.int64],
-    divisor: float,
+    divisor: float = 127.0,
     nudge: float = 0.0,
 ) -> Tensor:
-    """float32 logits [S, L, V] of a model treated by ``fake_quantize``.
+    """float32 logits [S, L, V] of ``model`` with each quantized weight replaced by what its integers stand for.
 
-    Where a scheme quantizes activations they are rounded per token with ``divisor``: 127 as our runtime serves,
-    127.5 as transformers simulates. ``nudge`` disturbs the embeddings by that relative amount.
+    The model is left as it was; None for ``quantized`` runs it as it is. Blocks are loaded one at a time. Where a scheme
+    quantizes activations they are rounded per token with ``divisor``: 127 as our runtime serves, 127.5 as transformers
+    simulates. ``nudge`` disturbs the embeddings by that relative amount.
     """
+    quantized = quantized or QuantizedModel({}, ())
+
+    def rewrite(index: int, block: nn.Module) -> None:
+        _rewrite(block, f"{model.blocks.name(index)}.", quantized, divisor)
+
     hooks = [
-        model.get_submodule(name).register_forward_pre_hook(partial(fake_quantize_input, divisor=divisor))
-        for name, weight in weights.items()
-        if weight.scheme.activation_bits is not None
+        model.module.get_submodule(name).register_forward_pre_hook(partial(fake_quantize_input, divisor=divisor))
+        for name, weight in quantized.weights.items()
+        if not name.startswith(f"{model.blocks.path}.") and weight.scheme.activation_bits is not None
     ]
     if nudge:
-        embedding = model.get_input_embeddings()  # type: ignore[operator]  # every transformers model has it
+        embedding = model.module.get_input_embeddings()  # type: ignore[operator]  # every transformers model has it
         hooks.append(embedding.register_forward_hook(partial(_nudge_output, amount=nudge)))
-    logits_SLV: Tensor = model(input_ids=torch.from_numpy(token_ids_SL), use_cache=False).logits
-    for hook in hooks:
-        hook.remove()
+    try:
+        with _outside_replaced(model, quantized), model.running(rewrite):
+            logits_SLV: Tensor = model.module(input_ids=torch.from_numpy(token_ids_SL), use_cache=False).logits
+    finally:
+        for hook in hooks:
+            hook.remove()
     return logits_SLV.float()
+
+
+def _rewrite(block: nn.Module, prefix: str, quantized: QuantizedModel, divisor: float) -> None:
+    """Give a loaded block what the quantized model has in its place."""
+    for leaf, parameter in block.named_parameters():
+        name = f"{prefix}{leaf}"
+        if name.removesuffix(".weight") in quantized.weights:
+            weight = quantized.weights[name.removesuffix(".weight")]
+            parameter.copy_(weight.dequantized())
+            if weight.scheme.activation_bits is not None:
+                linear = block.get_submodule(leaf.removesuffix(".weight"))
+                linear.register_forward_pre_hook(partial(fake_quantize_input, divisor=divisor))
+        elif name in quantized.tensors:
+            parameter.copy_(quantized.tensors[name])
+
+
+@contextmanager
+def _outside_replaced(model: StreamedModel, quantized: QuantizedModel) -> Iterator[None]:
+    """Within it, the parameters outside the blocks are those of the quantized model."""
+    before = {name: model.module.get_parameter(name) for name in model.outside()}
+    changed = {**{name: quantized.tensors[name] for name in before if name in quantized.tensors}, **quantized.added}
+    tied = {name: other for name in before for other in changed if before[name] is before[other]}
+    for name in before:
+        module = name.removesuffix(".weight")
+        if module in quantized.weights:
+            _put(model.module, name, quantized.weights[module].dequantized())
+        elif name in changed or name in tied:
+            _put(model.module, name, changed[name if name in changed else tied[name]].float())
+    try:
+        yield
+    finally:
+        for name, parameter in before.items():
+            path, _, leaf = name.rpartition(".")
+            model.module.get_submodule(path).register_parameter(leaf, parameter)
+
+
+def _put(module: nn.Module, name: str, tensor: Tensor) -> None:
+    path, _, leaf = name.rpartition(".")
+    module.get_submodule(path).register_parameter(leaf, nn.Parameter(tensor, requires_grad=False))
 
 
 def _nudge_output(_module: nn.Module, _args: tuple[Tensor, ...], output: Tensor, amount: float) -> Tensor:

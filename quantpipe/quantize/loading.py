@@ -68,10 +68,7 @@ class StreamedModel:
     def load_block(self, index: int) -> nn.Module:
         """A copy of block ``index`` with its weights as they are stored. DataError names a NaN or infinite one."""
         meta = self.blocks.blocks[index]
-        # What a block shares with the model is not copied: the configuration, and a replaced forward (see `replaced`).
-        shared = (self.module.config, vars(meta).get("forward"))
-        block: nn.Module = copy.deepcopy(meta, {id(each): each for each in shared})
-        vars(block).pop("forward", None)
+        block = self._copy(meta)
         parameters = dict(meta.named_parameters())
         for name in meta.state_dict():
             full_name = f"{self.blocks.name(index)}.{name}"
@@ -80,6 +77,10 @@ class StreamedModel:
             elif full_name in self.artifact.stored:
                 block.get_buffer(name).copy_(self.stored(full_name))
         return block
+
+    def work_copy(self, block: nn.Module) -> nn.Module:
+        """A copy of a block, or of a copy of one, in float32."""
+        return self._copy(block).float()
 
     @contextmanager
     def running(self, rewrite: Rewrite | None = None) -> Iterator[nn.Module]:
@@ -123,6 +124,13 @@ class StreamedModel:
             )
         return tensor
 
+    def dtype_of(self, name: str) -> torch.dtype:
+        """The dtype that a parameter is stored in, or the one it was tied to."""
+        tied: dict[str, str] = dict(self.module.all_tied_weights_keys)  # type: ignore[arg-type]  # target -> source
+        others = [name, tied.get(name, name), *(target for target, source in tied.items() if source == name)]
+        stored = next((other for other in others if other in self.artifact.stored), name)
+        return self.stored_dtype(stored, self.module.get_parameter(stored).shape)
+
     def stored_dtype(self, name: str, shape: torch.Size) -> torch.dtype:
         """The dtype a parameter is stored in. ArtifactError where it is missing, of another shape, or quantized."""
         folder = self.artifact.folder
@@ -138,6 +146,13 @@ class StreamedModel:
                 f"{folder}: tensor {name} is stored as {spec.dtype}; give a model in {', '.join(_DTYPES)}"
             )
         return _DTYPES[spec.dtype]
+
+    def _copy(self, block: nn.Module) -> nn.Module:
+        # What a block shares with the model is not copied: the configuration, and a replaced forward (see `replaced`).
+        shared = (self.module.config, vars(block).get("forward"))
+        copied: nn.Module = copy.deepcopy(block, {id(each): each for each in shared})
+        vars(copied).pop("forward", None)
+        return copied
 
     def _load_outside(self) -> None:
         """Read everything outside the blocks in float32, and tie what the configuration ties."""
