@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,43 +11,45 @@ from quantpipe.formats.artifact import Artifact
 from quantpipe.formats.artifact_writer import QuantWeight, quantization_config, write_artifact
 from quantpipe.formats.scheme import WeightScheme, w4a16, w8a8
 from quantpipe.gate.report import ParityRow
-from quantpipe.quantize.discover import find_blocks, find_targets
-from quantpipe.quantize.loading import load_base_model
+from quantpipe.quantize.discover import find_targets
+from quantpipe.quantize.loading import StreamedModel
 from quantpipe.quantize.rtn import solve_rtn
-from quantpipe.quantize.sequential import QuantizedModel, quantize_blocks
+from quantpipe.quantize.sequential import Method, QuantizedModel, quantize_blocks
+from quantpipe.quantize.solver import SolverOptions
 from quantpipe.report import no_progress
 
 CONFIG = EngineConfig(num_threads=1)
+NEAREST = SolverOptions(scales="absmax")
 
 
-def rounded(model: torch.nn.Module, scheme: WeightScheme) -> QuantizedModel:
-    blocks = find_blocks(model)
-    targets = find_targets(model, blocks, ["lm_head"], scheme)
-    return quantize_blocks(model, blocks, targets, scheme, solve_rtn, None, None, no_progress)
+def rounded(folder: Path, scheme: WeightScheme, work_folder: Path) -> QuantizedModel:
+    model = StreamedModel.open(folder)
+    targets = find_targets(model.module, model.blocks, ["lm_head"], scheme)
+    return quantize_blocks(model, targets, Method([], solve_rtn, NEAREST), None, work_folder, "work", no_progress)
+
+
+def declared(quantized: QuantizedModel) -> dict[str, Any]:
+    return quantization_config({name: weight.scheme for name, weight in quantized.weights.items()}, ["lm_head"])
 
 
 @pytest.mark.parametrize("scheme", [w4a16(32), w8a8()], ids=lambda s: s.name)
 def test_three_ways_agree_for_a_sound_artifact(tiny_llama: Path, tmp_path: Path, scheme: WeightScheme) -> None:
-    model = load_base_model(tiny_llama)
-    quantized = rounded(model, scheme)
-    weights = quantized.weights
-    declared = quantization_config(dict.fromkeys(weights, scheme), ["lm_head"])
-    write_artifact(tmp_path / "artifact", Artifact.open(tiny_llama), weights, declared, {})
-    rows = check_parity(model, quantized, tiny_llama, tmp_path / "artifact", CONFIG)
+    quantized = rounded(tiny_llama, scheme, tmp_path)
+    write_artifact(tmp_path / "artifact", Artifact.open(tiny_llama), quantized.weights, declared(quantized), {})
+    rows = check_parity(quantized, tiny_llama, tmp_path / "artifact", CONFIG)
     assert len(rows) == 4
     require_parity(rows, tmp_path)
 
 
 @pytest.mark.parametrize("scheme", [w4a16(32), w8a8()], ids=lambda s: s.name)
 def test_artifact_that_stores_other_weights_is_refused(tiny_llama: Path, tmp_path: Path, scheme: WeightScheme) -> None:
-    model = load_base_model(tiny_llama)
-    quantized = rounded(model, scheme)
+    quantized = rounded(tiny_llama, scheme, tmp_path)
     weights = quantized.weights
     name = "model.layers.3.mlp.up_proj"
     wrong = QuantWeight(weights[name].q_NK.flip(1), weights[name].scale_NG, scheme)
-    declared = quantization_config(dict.fromkeys(weights, scheme), ["lm_head"])
-    write_artifact(tmp_path / "artifact", Artifact.open(tiny_llama), {**weights, name: wrong}, declared, {})
-    rows = check_parity(model, quantized, tiny_llama, tmp_path / "artifact", CONFIG)
+    base = Artifact.open(tiny_llama)
+    write_artifact(tmp_path / "artifact", base, {**weights, name: wrong}, declared(quantized), {})
+    rows = check_parity(quantized, tiny_llama, tmp_path / "artifact", CONFIG)
     assert [row.agrees for row in rows] == [True, False, False, False]
     with pytest.raises(ArtifactError, match="must not be released"):
         require_parity(rows, tmp_path)
