@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from architectures import ARCHITECTURES, MIXTURES, VOCABULARY, MakeModel
@@ -39,6 +40,11 @@ METHODS: dict[str, dict[str, Any]] = {
         "scheme": W4A16,
         "overrides": [{"modules": ["re:(?!.*experts).*layers[.]1[.].*", "lm_head"], "scheme": W8A16}],
         "ignore": [],
+    },
+    "rtn, bits by sensitivity": {
+        "solver": {"name": "rtn", "scales": "hessian"},
+        "scheme": W4A16,
+        "allocate": {"scheme": W8A16, "average_bits": 6.5, "num_tokens": 64},
     },
     "gptq": GPTQ,
     "gptq both": {**GPTQ, "solver": {"name": "gptq", "propagate": "both"}},
@@ -74,7 +80,14 @@ class Run:
     artifact: Artifact
 
 
-def run(method: str, family: str, base: Path, work: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(
+    method: str,
+    family: str,
+    base: Path,
+    work: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    token_ids: npt.NDArray[np.int64] = TOKEN_IDS,
+) -> Run:
     """Quantize the model of ``base`` and write its artifact, as the pipeline does."""
     settings = METHODS[method]
     if family in MIXTURES and settings["scheme"]["name"] == "w8a8":
@@ -84,7 +97,7 @@ def run(method: str, family: str, base: Path, work: Path, monkeypatch: pytest.Mo
     for transform in section.transforms:
         monkeypatch.setitem(TRANSFORMS, transform.name, keeping(transform.name, kept))
     model = open_model(base)
-    result = quantize_model(section, model, TOKEN_IDS, work / "work", "0", Reporter(quiet=True))
+    result = quantize_model(section, model, token_ids, work / "work", "0", Reporter(quiet=True))
     artifact = write_quantized(work / "artifact", model, result.model, result.targets, {})
     return Run(model, result, kept, artifact)
 
@@ -180,3 +193,19 @@ def test_method_runs_and_transformers_loads_its_artifact_with_equal_logits(
     # The order of float32 sums differs; where activations are rounded, that moves some to the next of 255 steps.
     tolerance = 2e-2 if METHODS[method]["scheme"]["name"] == "w8a8" else 1e-4
     torch.testing.assert_close(reloaded(done.artifact), simulated(base, done.result.model), rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    "method", ["rtn weighted, 3 bits", "gptq", "gptq both", "awq gptq", "smoothquant w8a8", "rotate gptq"]
+)
+def test_experts_that_saw_no_tokens_are_rounded_to_nearest_and_told_of(
+    tiny_model: MakeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    base = tiny_model("mixtral", num_local_experts=16)
+    done = run(method, "mixtral", base, tmp_path, monkeypatch, TOKEN_IDS[:1, :4])  # reaches at most 8 of 16
+    expert = {layer.name: layer for layer in done.result.model.layers if ".experts." in layer.name}
+    assert len(expert) == 2 * 16 * 3
+    unseen = [layer for layer in expert.values() if layer.num_tokens == 0]
+    assert len(unseen) >= 2 * 8 * 3
+    assert all(layer.error_after == pytest.approx(layer.error_before) for layer in unseen)
+    torch.testing.assert_close(reloaded(done.artifact), simulated(base, done.result.model), rtol=0, atol=2e-2)
