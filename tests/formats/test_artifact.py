@@ -9,20 +9,22 @@ from safetensors.torch import load_file, save_file
 from quantpipe.errors import ArtifactError
 from quantpipe.formats.artifact import Artifact, matches, verify
 from quantpipe.formats.artifact_writer import QuantWeight, quantization_config, write_artifact
-from quantpipe.formats.layout import absmax_scale, encode
-from quantpipe.formats.scheme import WeightScheme, w4a16, w8a8
+from quantpipe.formats.layout import absmax_scale, encode, minmax_scale
+from quantpipe.formats.scheme import WeightScheme, w4a16, w8a8, weight_only
 
 MODULE = "model.layers.1.mlp.down_proj"
 
 
-@pytest.fixture(params=[w4a16(32), w8a8()], ids=["w4a16", "w8a8"])
+@pytest.fixture(params=[w4a16(32), weight_only(3, 32, symmetric=False), w8a8()], ids=lambda scheme: scheme.label)
 def artifact(request: pytest.FixtureRequest, random_llama: Callable[..., Path], tmp_path: Path) -> Artifact:
     """One linear quantized, the rest as it was."""
     scheme: WeightScheme = request.param
     base = Artifact.open(random_llama(torch.bfloat16))
     weight_NK = base.tensor(f"{MODULE}.weight")
-    scale_NG = absmax_scale(weight_NK, scheme, weight_NK.dtype)
-    weights = {MODULE: QuantWeight(encode(weight_NK, scale_NG, scheme), scale_NG, scheme)}
+    scale_NG, zero_NG = absmax_scale(weight_NK, scheme, weight_NK.dtype), None
+    if not scheme.symmetric:
+        scale_NG, zero_NG = minmax_scale(weight_NK, scheme, weight_NK.dtype)
+    weights = {MODULE: QuantWeight(encode(weight_NK, scale_NG, scheme, zero_NG), scale_NG, scheme, zero_NG)}
     return write_artifact(
         tmp_path / "artifact", base, weights, quantization_config(dict.fromkeys(weights, scheme), ["lm_head"]), {}
     )

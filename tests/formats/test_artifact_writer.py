@@ -13,7 +13,7 @@ from quantpipe.errors import DataError
 from quantpipe.formats.artifact import Artifact, verify
 from quantpipe.formats.artifact_writer import QuantWeight, quantization_config, write_artifact
 from quantpipe.formats.layout import absmax_scale, encode
-from quantpipe.formats.scheme import WeightScheme, w4a16, w8a8
+from quantpipe.formats.scheme import WeightScheme, w4a16, w8a8, weight_only
 
 
 def round_all(base: Artifact, scheme: WeightScheme) -> dict[str, QuantWeight]:
@@ -138,3 +138,37 @@ def test_changed_tensor_that_does_not_fit_the_base_is_refused(
     with pytest.raises(DataError, match=message):
         write_artifact(tmp_path / "artifact", Artifact.open(random_llama()), {}, None, {}, tensors={name: tensor})
     assert not (tmp_path / "artifact").exists()
+
+
+def test_commonest_scheme_is_declared_for_every_linear_and_others_by_name() -> None:
+    schemes = {"a.0": weight_only(8, None), "a.1": w4a16(32), "a.2": w4a16(32), "a.3": weight_only(8, None, False)}
+    declared = quantization_config(schemes, ["lm_head"])
+    assert [group["targets"] for group in declared["config_groups"].values()] == [["Linear"], ["a.0"], ["a.3"]]
+    assert declared["config_groups"]["group_0"]["weights"]["num_bits"] == 4
+    assert declared["format"] == "pack-quantized"
+    assert quantization_config({**schemes, "a.4": w8a8()}, [])["format"] == "mixed-precision"
+
+
+def test_schemes_that_are_equally_common_are_declared_in_the_model_s_order() -> None:
+    for first, second in ((w4a16(32), w8a8()), (w8a8(), w4a16(32))):
+        declared = quantization_config({"a": first, "b": second}, [])
+        assert declared["config_groups"]["group_0"]["format"] == first.format
+
+
+def test_experts_are_declared_by_the_pattern_that_readers_stack_them_by() -> None:
+    names = ["mlp.experts.0.w1", "mlp.experts.1.w1"]
+    schemes = {"q": w4a16(32), "k": w4a16(32), "v": w4a16(32), **dict.fromkeys(names, weight_only(8, None))}
+    groups = quantization_config(schemes, [])["config_groups"]
+    assert groups["group_1"]["targets"] == ["re:.*[.]experts[.].*"]
+
+
+def test_sidecar_is_written_and_watched_but_is_none_of_the_model_s_tensors(
+    random_llama: Callable[..., Path], tmp_path: Path
+) -> None:
+    base = Artifact.open(random_llama())
+    sidecars = {"kv_scales.safetensors": {"scale": torch.ones(2)}}
+    artifact = write_artifact(tmp_path / "artifact", base, {}, None, {}, sidecars=sidecars)
+    assert verify(artifact.folder) == []
+    assert artifact.tensor_names() == base.tensor_names()
+    (artifact.folder / "kv_scales.safetensors").unlink()
+    assert verify(artifact.folder) == ["file kv_scales.safetensors is missing; the manifest lists it"]
