@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
 ROWS_AT_ONCE = 64
 Logits = npt.NDArray[np.float32]
@@ -27,11 +27,21 @@ Logits = npt.NDArray[np.float32]
 
 def transformers_logits(folder: Path, token_ids_WL: npt.NDArray[np.int64]) -> Iterator[Tensor]:
     """Float32 logits [T, V] of each window."""
+    options = {} if _is_symmetric(folder) else {"quantization_config": CompressedTensorsConfig(dequantize=True)}
     with redirect_stderr(StringIO()), torch.inference_mode():
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, local_files_only=True, **options
+        ).eval()
         for token_ids_L in token_ids_WL:
             ids_1L = torch.from_numpy(token_ids_L).unsqueeze(0)
             yield model(input_ids=ids_1L, use_cache=False).logits[0, :-1].float()
+
+
+def _is_symmetric(folder: Path) -> bool:
+    """Whether no weights have zero points: transformers reads packed ones only when told to dequantize."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    groups = config.get("quantization_config", {}).get("config_groups", {})
+    return all(group["weights"]["symmetric"] for group in groups.values())
 
 
 def engine_logits(folder: Path, token_ids_WL: npt.NDArray[np.int64], kv_dtype: str, threads: int) -> Iterator[Tensor]:
