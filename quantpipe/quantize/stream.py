@@ -8,7 +8,6 @@ Shapes: L tokens, T rows that a module sees, D hidden size, N out_features.
 Source: Ashkboos et al. 2024, "QuaRot: Outlier-Free 4-Bit Inference in Rotated LLMs", section 4, stage 1.
 """
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -25,6 +24,7 @@ PROOF_TOLERANCE = 1e-5
 # A norm multiplies by its weight, or by one plus its weight.
 NORM_OFFSETS = (0.0, 1.0)
 ADVICE = "remove transform 'rotate'"
+_MATRICES = nn.Linear | nn.Embedding
 
 
 @dataclass
@@ -124,11 +124,12 @@ def users_of(
     roles = {name: norm for norm, group in members.items() for name in group} | dict.fromkeys(writers)
     for name, norm in _unreached(module, names, trace, roles, where).items():
         writers.append(name) if norm is None else members[norm].setdefault(name)
+    embeddings = [name for name in trace.embeddings if module.get_parameter(f"{name}.weight").shape[1] == width]
     given = {y_TN.data_ptr() for name, y_TN in trace.gives if name in all_readers}
     unread = [name for name, x_TD, _ in wide_norms if not members[name] and x_TD.data_ptr() not in given]
     readers = [Readers(None, tuple(members[""]))] if members[""] else []
     readers += [Readers(_norm(module, each, where), tuple(members[each[0]])) for each in wide_norms if members[each[0]]]
-    return StreamUsers(tuple(readers), tuple(dict.fromkeys([*trace.embeddings, *writers])), tuple(unread))
+    return StreamUsers(tuple(readers), tuple(dict.fromkeys([*embeddings, *writers])), tuple(unread))
 
 
 def writers_reading_no_norm(users: StreamUsers, trace: StreamTrace) -> StreamUsers:
@@ -155,33 +156,36 @@ def _source_of(x_TD: Tensor, entered_LD: Tensor, norms: Iterable[tuple[str, Tens
 def _unreached(
     module: nn.Module, names: Iterable[str], trace: StreamTrace, roles: Mapping[str, str | None], where: str
 ) -> dict[str, str | None]:
-    """The norm read by each matrix that the run did not reach (None: it writes), as by those named alike but a number.
+    """The norm read by each matrix that the run did not reach (None: it writes), as by its counterparts that it did.
 
-    Experts that no token of the run was routed to are such matrices.
+    A counterpart has the same shape and is named alike but for one number, as experts are. Experts that no token of the
+    run was routed to are such matrices.
     """
     reached = {name for name, _ in trace.reads} | set(trace.embeddings)
-    alike = {_numberless(name): name for name in reached}
+    shapes = {name: part.weight.shape for name in names if isinstance(part := module.get_submodule(name), _MATRICES)}
     found: dict[str, str | None] = {}
-    for name in names:
-        part = module.get_submodule(name)
-        if not isinstance(part, nn.Linear | nn.Embedding) or name in reached:
-            continue
-        if _numberless(name) not in alike:
+    for name in shapes.keys() - reached:
+        alike = [other for other in reached & shapes.keys() if shapes[other] == shapes[name] and _differ(name, other)]
+        played = {(other in roles, roles.get(other)) for other in alike}
+        if len(played) != 1:
             raise RecipeError(
                 f"quantize.transforms: rotate: no probe token reaches {_full_name(where, name)}; {ADVICE}"
             )
-        counterpart = alike[_numberless(name)]
-        if counterpart in roles:
-            found[name] = roles[counterpart]
-    return found
+        has_role, norm = played.pop()
+        if has_role:
+            found[name] = norm
+    return {name: found[name] for name in shapes if name in found}
 
 
 def _full_name(where: str, name: str) -> str:
     return f"{where}.{name}" if where else name
 
 
-def _numberless(name: str) -> str:
-    return re.sub(r"\d+", "*", name)
+def _differ(name: str, other: str) -> bool:
+    """Whether two names differ in one number and nothing else."""
+    parts, others = name.split("."), other.split(".")
+    different = [pair for pair in zip(parts, others, strict=False) if pair[0] != pair[1]]
+    return len(parts) == len(others) and len(different) == 1 and all(part.isdigit() for part in different[0])
 
 
 def _norm(module: nn.Module, seen: tuple[str, Tensor, Tensor], where: str) -> Norm:
