@@ -17,6 +17,7 @@ from quantpipe.quantize.block_runs import FULL, QUANTIZED, HiddenStates, StoredB
 from quantpipe.quantize.collecting import MAX_STATISTICS_BYTES, collect_at_once, collect_group, passes
 from quantpipe.quantize.groups import find_groups
 from quantpipe.quantize.kv_int8 import KVObserver
+from quantpipe.quantize.rtn import solve_rtn
 from quantpipe.quantize.solver import Solver, SolverOptions, Statistics
 from quantpipe.quantize.solving import Solved, solve_together
 from quantpipe.quantize.suspended import MAX_SUSPENDED_BYTES, SuspendedRuns
@@ -55,9 +56,15 @@ class Block:
     batches: StoredBatches | None
 
     def solve(self, names: Sequence[str], method: Method, statistics: Statistics | None) -> dict[str, Solved]:
-        """Quantize linears that read the same input. Their weights are left as they are."""
+        """Quantize linears that read the same input. Their weights are left as they are.
+
+        An expert that no token was routed to is rounded to nearest, whatever the solver: its record shows no tokens.
+        """
         linears = {name: self.linears[name] for name in names}
-        return solve_together(linears, self.schemes, self.scale_dtypes, method.solver, method.options, statistics)
+        solver, options = method.solver, method.options
+        if self.batches is not None and method.reads_data and (statistics is None or not statistics.num_tokens):
+            solver, options, statistics = solve_rtn, SolverOptions(scales="absmax"), None
+        return solve_together(linears, self.schemes, self.scale_dtypes, solver, options, statistics)
 
     def write(self, solved: Mapping[str, Solved]) -> None:
         """Give the linears the weights that their integers stand for."""
@@ -91,9 +98,12 @@ def solve_block(
         solved = _solve_each(block, method)
         block.write(solved)
     else:
-        groups = find_groups(block.module, block.linears, batches, block.name)
+        groups, unreached = find_groups(block.module, block.linears, batches, block.name)
+        for name in unreached:
+            solved |= block.solve([name], method, None)
+        block.write(solved)
         if not method.sequential:
-            solved = _solve_at_once(block, full, groups, batches, method)
+            solved |= _solve_at_once(block, full, groups, batches, method)
             block.write(solved)
             groups = []
     with ExitStack() as stack:

@@ -81,6 +81,13 @@ def quantize_model(
         check_schemes(model.module, targets.schemes, targets.ignored)
     method = _method(section, model, has_data=token_ids_SL is not None)
     quantized = quantize_blocks(model, targets, method, token_ids_SL, work_folder, fingerprint, reporter.progress)
+    inside = [layer for layer in quantized.layers if layer.name.startswith(f"{model.blocks.path}.")]
+    unseen = [layer.name for layer in inside if method.reads_data and not layer.num_tokens]
+    if unseen:
+        reporter.note(
+            f"{len(unseen)} linears of experts saw no calibration token and are rounded to nearest, such as "
+            f"{unseen[0]}; more calibration tokens may reach them"
+        )
     kv = None if method.kv is None else method.kv.finish(len(model.blocks.blocks))
     return Quantization(quantized, targets, allocation, kv)
 

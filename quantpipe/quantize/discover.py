@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from quantpipe.errors import RecipeError
 from quantpipe.formats.artifact import matches
 from quantpipe.formats.scheme import WeightScheme
-from quantpipe.quantize.structure import UnrolledExperts
+from quantpipe.quantize.structure import UnrolledExperts, expert_linears
 from quantpipe.quantize.target_checks import (
     check_experts,
     check_fused_sets,
@@ -113,7 +113,7 @@ def check_schemes(model: nn.Module, schemes: Mapping[str, WeightScheme], ignored
     """Raise RecipeError where linears that readers treat as one are in different schemes. Overrides or an allocation
     may have given them such."""
     check_fused_sets(schemes, ignored)
-    check_experts(schemes, _expert_linears(model))
+    check_experts(schemes, expert_linears(model))
 
 
 def find_routers(model: nn.Module) -> list[str]:
@@ -163,12 +163,6 @@ def _schemes(
                 )
             wanted |= dict.fromkeys(named, scheme)
     return wanted
-
-
-def _expert_linears(model: nn.Module) -> list[str]:
-    stacks = [name for name, module in model.named_modules() if isinstance(module, UnrolledExperts)]
-    prefixes = tuple(f"{stack}." for stack in stacks)
-    return [name for name, m in model.named_modules() if isinstance(m, nn.Linear) and name.startswith(prefixes)]
 
 
 def _tied_notes(model: nn.Module, outside: Mapping[str, WeightScheme]) -> list[str]:

@@ -10,14 +10,15 @@ from torch import Tensor, nn
 from quantpipe.errors import DataError
 from quantpipe.quantize.block_runs import Batch, run_block
 from quantpipe.quantize.discover import shared_input_groups
+from quantpipe.quantize.structure import expert_linears
 
 
 def find_groups(
     block: nn.Module, linears: Mapping[str, nn.Linear], batches: Sequence[Batch], block_name: str
-) -> list[list[str]]:
+) -> tuple[list[list[str]], list[str]]:
     """The linears grouped by the tensor they read, in order of execution, from as few sequences as reach them all.
 
-    Raises DataError that names a linear which no sequence reaches (an expert that no token is routed to).
+    Also the linears of experts that no token is routed to. DataError names any other that no sequence reaches.
     """
     traces: list[list[list[str]]] = []
     missing = set(linears)
@@ -27,12 +28,14 @@ def find_groups(
             missing -= {name for group in groups for name in group}
             traces.append(groups)
             if not missing:
-                return _merged(traces, list(linears))
-    unreached = next(name for name in linears if name in missing)
-    raise DataError(
-        f"{block_name}.{unreached}: no calibration token reached this layer; calibrate on more tokens, or list it "
-        "under quantize.ignore"
-    )
+                return _merged(traces, list(linears)), []
+    unreached = [name for name in linears if name in missing]
+    for name in missing - set(expert_linears(block)):
+        raise DataError(
+            f"{block_name}.{name}: no calibration token reached this layer; calibrate on more tokens, or list it "
+            "under quantize.ignore"
+        )
+    return _merged(traces, [name for name in linears if name not in missing]), unreached
 
 
 def _trace(block: nn.Module, linears: Mapping[str, nn.Linear], one: Batch) -> list[list[str]]:

@@ -80,6 +80,12 @@ def unroll(module: nn.Module) -> None:
             module.set_submodule(name, UnrolledExperts(stacked))
 
 
+def expert_linears(model: nn.Module) -> list[str]:
+    """The names of the Linears of all unrolled experts in ``model``, or in one of its blocks."""
+    prefixes = tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, UnrolledExperts))
+    return [name for name, m in model.named_modules() if isinstance(m, nn.Linear) and name.startswith(prefixes)]
+
+
 def _is_stack_of_experts(module: nn.Module) -> bool:
     parameters = dict(module.named_parameters(recurse=False))
     if parameters.keys() != STACKED_PARAMETERS or "act_fn" not in dict(module.named_children()):
