@@ -52,6 +52,7 @@ def main() -> None:
     parser.add_argument("--method", choices=("rtn", "gptq", "awq", "smoothquant-gptq"), required=True)
     parser.add_argument("--bits", type=int, default=4)
     parser.add_argument("--group-size", type=int, default=64)
+    parser.add_argument("--dtype", choices=("auto", "float32"), default="auto", help="auto: as the model is stored")
     parser.add_argument("--batch-size", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--artifact", type=Path, required=True)
@@ -60,7 +61,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     without_pinning()
     marks = [("load", time.perf_counter(), time.process_time())]
-    model = AutoModelForCausalLM.from_pretrained(args.model, dtype="auto")
+    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=args.dtype)
     token_ids_SL = np.load(args.windows)
     marks.append(("quantize", time.perf_counter(), time.process_time()))
     data: dict[str, Any] = {}

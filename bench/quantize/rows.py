@@ -21,7 +21,7 @@ GPTQ_BOTH_SIGNED = {**GPTQ_BOTH, "signed_scales": True}
 
 @dataclass(frozen=True)
 class Row:
-    """One way to quantize. ``section`` is ours, ``method`` and ``bits`` are llm-compressor's.
+    """One way to quantize. ``section`` is ours; ``method``, ``bits`` and ``dtype`` are llm-compressor's.
 
     ``section`` is None where the full-precision model itself is judged, under the KV cache ``kv_dtype``. ``kind`` says
     which rows compete: those of equal storage.
@@ -33,6 +33,7 @@ class Row:
     section: Section | None = None
     method: str = ""
     bits: int = 4
+    dtype: str = "auto"
     kv_dtype: str = ""
 
 
@@ -47,6 +48,15 @@ def _mixed(percent: int) -> Row:
     average_bits = round((1 - share) * 4 + share * 8 + 16 / 64, 4)
     allocate = {"scheme": {"name": "w8a16", "group_size": 64}, "average_bits": average_bits}
     return _ours(f"mixed-{percent}-gptq", "mixed", GPTQ, W4, allocate=allocate)
+
+
+def _theirs(method: str, kind: str, bits: int = 4) -> list[Row]:
+    """As a user gets it, in the dtype the model is stored in; and in float32, which many CPUs compute far faster."""
+    name = f"llmc-{method}" if kind == "w4" else f"llmc-{kind}-{method}"
+    return [
+        Row(name, LLM_COMPRESSOR, kind, method=method, bits=bits),
+        Row(f"{name}-float32", f"{LLM_COMPRESSOR} in float32", kind, method=method, bits=bits, dtype="float32"),
+    ]
 
 
 _ROWS: Sequence[Row] = (
@@ -74,20 +84,24 @@ _ROWS: Sequence[Row] = (
     Row("kv-int8_static", OURS, "kv", kv_dtype="int8_static"),
     Row("kv-k_int8_v_int4", OURS, "kv", kv_dtype="k_int8_v_int4"),
     Row("kv-int4_per_token_head", OURS, "kv", kv_dtype="int4_per_token_head"),
-    Row("llmc-rtn", LLM_COMPRESSOR, "w4", method="rtn"),
-    Row("llmc-gptq", LLM_COMPRESSOR, "w4", method="gptq"),
-    Row("llmc-awq", LLM_COMPRESSOR, "w4", method="awq"),
-    Row("llmc-w3-gptq", LLM_COMPRESSOR, "w3", method="gptq", bits=3),
-    Row("llmc-w8a8-smoothquant-gptq", LLM_COMPRESSOR, "w8a8", method="smoothquant-gptq"),
+    *_theirs("rtn", "w4"),
+    *_theirs("gptq", "w4"),
+    *_theirs("awq", "w4"),
+    *_theirs("gptq", "w3", bits=3),
+    *_theirs("smoothquant-gptq", "w8a8"),
 )
 ROWS: Mapping[str, Row] = {row.name: row for row in _ROWS}
 
 # Equal method, side by side: ours and theirs.
 PAIRS: Mapping[str, tuple[str, str]] = {
-    "rtn": ("rtn-absmax", "llmc-rtn"),
-    "gptq": ("gptq", "llmc-gptq"),
-    "awq": ("awq-rtn", "llmc-awq"),
-    "smoothquant-gptq": ("w8a8-smoothquant-gptq", "llmc-w8a8-smoothquant-gptq"),
+    f"{method}{dtype}": (ours, f"{theirs}{dtype}")
+    for dtype in ("", "-float32")
+    for method, ours, theirs in (
+        ("rtn", "rtn-absmax", "llmc-rtn"),
+        ("gptq", "gptq", "llmc-gptq"),
+        ("awq", "awq-rtn", "llmc-awq"),
+        ("smoothquant-gptq", "w8a8-smoothquant-gptq", "llmc-w8a8-smoothquant-gptq"),
+    )
 }
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from quantize.child import ChildError, run_child
-from quantize.rows import LLM_COMPRESSOR, Machine, Row, Tokens
+from quantize.rows import OURS, Machine, Row, Tokens
 
 HERE = Path(__file__).parent
 RESULTS = "results.jsonl"
@@ -115,13 +115,14 @@ def _make(bench: Bench, row: Row, calibration: Path, artifact: Path) -> dict[str
     where: list[str | Path] = ["--model", bench.model, "--windows", calibration, "--artifact", artifact]
     where += ["--phases", _phases_file(bench, row), "--threads", str(bench.machine.threads)]
     log = f"{row.name}.log"
-    if row.tool != LLM_COMPRESSOR:
+    if row.tool == OURS:
         what = ["--kv-dtype", row.kv_dtype] if row.section is None else ["--section", json.dumps(row.section)]
         return bench.python("make_ours.py", log, *where, *what)
     if bench.peer_python is None:
         raise ChildError("no --peer-python: the interpreter of llm-compressor's environment")
-    method = ["--method", row.method, "--bits", str(row.bits), "--batch-size", str(bench.peer_batch_size)]
-    return bench.python("make_llmcompressor.py", log, *where, *method, peer=bench.peer_python)
+    where += ["--method", row.method, "--bits", str(row.bits), "--dtype", row.dtype]
+    where += ["--batch-size", str(bench.peer_batch_size)]
+    return bench.python("make_llmcompressor.py", log, *where, peer=bench.peer_python)
 
 
 def _judge(bench: Bench, row: Row, test: Path, artifact: Path) -> dict[str, Any]:
