@@ -26,19 +26,18 @@ ROWS_AT_ONCE = 4096
 
 @dataclass(frozen=True, eq=False)
 class Rotation:
-    """An orthogonal matrix R [D, D] = diag(``signs_D``) (F1 x F2 x ...) with ``factors`` F of any sizes."""
+    """An orthogonal matrix R [D, D] = diag(``signs_D``) (F1 x F2 x ...) with ``factors`` F of any sizes.
+
+    ``label`` says in words what it is made of.
+    """
 
     signs_D: Tensor
     factors: tuple[Tensor, ...]
+    label: str = "orthogonal"
 
     @property
     def size(self) -> int:
         return len(self.signs_D)
-
-    @property
-    def label(self) -> str:
-        """The sizes of its factors: ``36 x 16``."""
-        return " x ".join(str(len(factor)) for factor in self.factors)
 
     def apply(self, x_TD: Tensor) -> Tensor:
         """x R in float64 for rows of any leading shape."""
@@ -65,16 +64,19 @@ def make_rotation(size: int, kind: RotationKind, generator: torch.Generator, fix
     leaves the mean of the channels as it is (R 1 = 1), as norms that subtract it need; no Hadamard matrix does, so both
     kinds are then random in the other directions.
     """
+    ones_D = torch.ones(size, dtype=torch.float64)
     if fixes_ones:
-        return Rotation(torch.ones(size, dtype=torch.float64), (_orthogonal_fixing_ones(size, generator),))
+        return Rotation(ones_D, (_orthogonal_fixing_ones(size, generator),), "random, mean kept")
     if kind == "orthogonal":
-        return Rotation(torch.ones(size, dtype=torch.float64), (random_orthogonal(size, generator),))
+        return Rotation(ones_D, (random_orthogonal(size, generator),), "random")
     signs_D = torch.randint(0, 2, (size,), generator=generator).double() * 2 - 1
     order = next(order for order in range(size, 0, -1) if size % order == 0 and hadamard_factors(order) is not None)
-    factors = [hadamard(base) / base**0.5 for base in hadamard_factors(order) or ()]
-    if order < size:
-        factors.append(random_orthogonal(size // order, generator))
-    return Rotation(signs_D, tuple(_merged(factors)))
+    bases = hadamard_factors(order) or ()
+    factors = _merged(hadamard(base) / base**0.5 for base in bases)
+    if order == size:
+        return Rotation(signs_D, tuple(factors), f"hadamard {size}")
+    rest = size // order
+    return Rotation(signs_D, (*factors, random_orthogonal(rest, generator)), f"hadamard {order} x random {rest}")
 
 
 def random_orthogonal(size: int, generator: torch.Generator) -> Tensor:

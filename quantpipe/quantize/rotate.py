@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from quantpipe.errors import RecipeError
-from quantpipe.quantize.block_runs import Batch, BlockKwargs, capture_block_inputs, run_block
+from quantpipe.quantize.block_runs import Batch, capture_block_inputs, run_block
 from quantpipe.quantize.hadamard import Rotation, RotationKind, make_rotation
 from quantpipe.quantize.head_values import HeadValues, candidates
 from quantpipe.quantize.loading import StreamedModel
@@ -86,11 +86,13 @@ def make_rotate(settings: RotateSettings, model: StreamedModel) -> Transform:
     model cannot be rotated.
     """
     kwargs = capture_block_inputs(model, probe_ids(model).numpy(), None, ())
+    names = [model.blocks.name(index) for index in range(len(model.blocks.blocks))]
+    probes = {name: _probe(model, kwargs.of(0, index)) for index, name in enumerate(names)}
     kinds = _first_of_each_kind(model)
     found: list[StreamUsers] = []
     for index in kinds:
-        block, probe = _loaded(model, kwargs, index)
-        found.append(_observed(block, probe, model.blocks.name(index)).users)
+        block, probe = model.load_block(index).double(), probes[names[index]]
+        found.append(_observed(block, probe, names[index]).users)
     output_kind = block(probe.hidden_SLD, **probe.kwargs)
     outside = users_outside(model, output_kind)
     fixes_ones = any(users.subtracts_mean for users in [*found, outside])
@@ -100,10 +102,10 @@ def make_rotate(settings: RotateSettings, model: StreamedModel) -> Transform:
     prove_outside(model, outside, stream, output_kind)
     head_size: int | None = None
     for index in kinds:
-        done = rotated(*_loaded(model, kwargs, index), rotations, None, model.blocks.name(index))
+        done = rotated(model.load_block(index).double(), probes[names[index]], rotations, None, names[index])
         head_size = done.values.size if done.values is not None else head_size
     rotate_outside(model.module, outside, stream)
-    return lambda given: _rotate_block(given, rotations, head_size)
+    return lambda given: _rotate_block(given, probes, rotations, head_size)
 
 
 @torch.no_grad()
@@ -190,44 +192,18 @@ def _first_of_each_kind(model: StreamedModel) -> list[int]:
     return list(kinds.values())
 
 
-def _loaded(model: StreamedModel, kwargs: BlockKwargs, index: int) -> tuple[nn.Module, Batch]:
-    """A block in float64 and random input for it."""
-    size = _stream_size(model)
-    probe = Batch(torch.empty(1, PROBE_TOKENS, size), kwargs.of(0, index))
-    return model.load_block(index).double(), _random_input(probe)
+def _probe(model: StreamedModel, kwargs: Mapping[str, Any]) -> Batch:
+    """Random hidden states, all channels alike, and what a block is called with: what holds, holds for any input."""
+    size = model.module.config.get_text_config().hidden_size  # type: ignore[operator, union-attr]
+    noise_SLD = torch.randn(1, PROBE_TOKENS, size, generator=torch.Generator().manual_seed(0))
+    return Batch(noise_SLD, dict(kwargs)).first_sequence(torch.float64)
 
 
-def _stream_size(model: StreamedModel) -> int:
-    size: int = model.module.config.get_text_config().hidden_size  # type: ignore[operator, union-attr]
-    return size
-
-
-def _random_input(batch: Batch) -> Batch:
-    """The first tokens of a sequence with random hidden states, all channels alike: what holds, holds for any input."""
-    first = batch.first_sequence(torch.float64)
-    length, size = first.hidden_SLD.shape[1:]
-    num_tokens = min(length, PROBE_TOKENS)
-    noise_SLD = torch.randn(1, num_tokens, size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    return Batch(noise_SLD, {key: _cut(value, length, num_tokens) for key, value in first.kwargs.items()})
-
-
-def _cut(value: Any, length: int, num_tokens: int) -> Any:
-    """An argument of a block for ``num_tokens`` of its ``length`` tokens."""
-    if isinstance(value, tuple):
-        return tuple(_cut(part, length, num_tokens) for part in value)
-    if isinstance(value, Tensor):
-        for dim, size in enumerate(value.shape):
-            value = value.narrow(dim, 0, num_tokens) if size == length else value
-    return value
-
-
-def _rotate_block(given: TransformInput, rotations: Rotations, head_size: int | None) -> list[TransformRecord]:
-    if not given.batches:
-        raise RecipeError(
-            "quantize.transforms: rotate: needs calibration tokens to prove each block; add `calibration`"
-        )
+def _rotate_block(
+    given: TransformInput, probes: Mapping[str, Batch], rotations: Rotations, head_size: int | None
+) -> list[TransformRecord]:
     exact = copy.deepcopy(given.block).double()
-    done = rotated(exact, _random_input(given.batches[0]), rotations, head_size, given.name)
+    done = rotated(exact, probes[given.name], rotations, head_size, given.name)
     for name, parameter in given.block.named_parameters():
         turned = exact.get_parameter(name)
         stored = given.original.get_parameter(name).dtype
@@ -238,11 +214,11 @@ def _rotate_block(given: TransformInput, rotations: Rotations, head_size: int | 
 
 def _records(done: RotatedBlock, rotations: Rotations, linears: Mapping[str, nn.Linear]) -> Iterator[TransformRecord]:
     """One record for each norm and what reads it, one for the heads' values, one for what else writes the stream."""
-    stream = f"stream rotated ({rotations.kind} {rotations.stream.label}), output exact to {done.error:.0e}"
+    stream = f"stream rotated ({rotations.stream.label}), output exact to {done.error:.0e}"
     for group in done.users.readers:
         names = tuple(name for name in group.names if name in linears)
-        norm = group.norm.name if group.norm is not None else names[0]
-        yield TransformRecord(names, norm, None, detail=stream)
+        if names:
+            yield TransformRecord(names, names[0] if group.norm is None else group.norm.name, None, detail=stream)
     writers = tuple(name for name in done.users.writers if name in linears)
     if done.values is not None:
         heads = f"values rotated ({rotations.kind}, {len(done.values.starts)} heads of {done.values.size}); {stream}"
@@ -251,4 +227,5 @@ def _records(done: RotatedBlock, rotations: Rotations, linears: Mapping[str, nn.
     if writers:
         yield TransformRecord(writers, writers[0], None, detail=stream)
     if done.values is None:
-        yield TransformRecord(writers, None, None, "no rotation of the heads' values was found that leaves the output")
+        reason = "only the stream is rotated: no rotation of heads' values leaves the output as it is"
+        yield TransformRecord(writers, None, None, reason)

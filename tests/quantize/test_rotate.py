@@ -53,10 +53,7 @@ def run(model: StreamedModel, transform: Transform | None) -> Run:
         block = copy.deepcopy(original).double()
         if transform is not None:
             linears = {name: part for name, part in block.named_modules() if isinstance(part, nn.Linear)}
-            # some families pass the mask by position
-            named = {"attention_mask": args[0]} if args else {}
-            given = TransformInput(block, original, linears, [Batch(hidden, named | kwargs)], {}, f"layers.{index}")
-            done.records += transform(given)
+            done.records += transform(TransformInput(block, original, linears, [], {}, model.blocks.name(index)))
         done.blocks.append(block)
         return block(hidden, *args, **kwargs)
 
@@ -178,12 +175,15 @@ def test_positions_and_layer_norms_keep_the_mean_of_the_stream(tiny_model: MakeM
         assert not torch.allclose(found, stored, atol=1e-2)
 
 
-def test_calibration_tokens_are_asked_for(tiny_model: MakeModel) -> None:
-    model = StreamedModel.open(tiny_model("llama"))
+def test_only_targets_keep_more_digits_than_their_dtype(tmp_path: Path) -> None:
+    model = StreamedModel.open(save_model(tmp_path, "llama", dtype=torch.bfloat16))
     transform = TRANSFORMS["rotate"](Settings(), model)
-    block = model.load_block(0)
-    with pytest.raises(RecipeError, match="calibration"):
-        transform(TransformInput(copy.deepcopy(block), block, {}, [], {}))
+    original = model.load_block(0)
+    block = copy.deepcopy(original).float()
+    linears = {"mlp.up_proj": block.get_submodule("mlp.up_proj")}
+    transform(TransformInput(block, original, linears, [], {}, model.blocks.name(0)))  # type: ignore[arg-type]
+    rounded = {name: torch.equal(each, each.bfloat16().float()) for name, each in block.named_parameters()}
+    assert [name for name, is_rounded in rounded.items() if not is_rounded] == ["mlp.up_proj.weight"]
 
 
 class Mlp(nn.Module):
