@@ -244,7 +244,7 @@ def _check_parity(
     reporter.stage("parity: simulated, reloaded by transformers" + (", served" if config is not None else ""))
     quantized = quantization.model if quantization is not None else QuantizedModel({}, ())
     trust = recipe.model.trust_remote_code
-    rows = check_parity(model, quantized, base.folder, artifact.folder, config, trust)
+    rows = check_parity(quantized, base.folder, artifact.folder, config, trust)
     for row in rows:
         reporter.note(f"{row.comparison}: mean KL {row.found:.2g} (tolerance {row.tolerance:.2g})")
     record = {"artifact_digest": artifact.digest, "rows": [asdict(row) for row in rows]}

@@ -22,13 +22,11 @@ from quantpipe.engine.engine import Engine
 from quantpipe.engine.request import SamplingParams
 from quantpipe.engine.tokenizer import Tokenizer
 from quantpipe.errors import ArtifactError
+from quantpipe.formats.artifact import Artifact
 from quantpipe.gate.report import ParityRow
-from quantpipe.quantize.fake_quant import simulated_logits
+from quantpipe.quantize.fake_quant import SERVED, TRANSFORMERS, simulated_logits
 from quantpipe.quantize.loading import StreamedModel
 from quantpipe.quantize.records import QuantizedModel
-
-# Int8 activation rules: what vLLM and our runtime run, and what compressed-tensors simulates inside transformers.
-SERVED_DIVISOR, TRANSFORMERS_DIVISOR = 127.0, 127.5
 
 # Tolerances are mean KL in nats.
 # Nothing but the order of float32 sums may differ.
@@ -52,33 +50,35 @@ def check_parity(
     quantized: QuantizedModel | None,
     base_folder: Path,
     folder: Path,
-    config: EngineConfig,
+    config: EngineConfig | None,
     trust_remote_code: bool = False,
 ) -> list[ParityRow]:
     """Compare them on a fixed text: the base model first, then the artifact, which the runtime reads both at once and
-    token by token. The base model is opened anew, and loaded one block at a time.
+    token by token. The base model is opened anew, and loaded one block at a time. ``config`` None: the runtime does not
+    serve this model, and only the first two ways are compared.
 
     The KV cache is in the compute dtype here: transformers has no quantized one to compare with.
     """
     token_ids = Tokenizer.open(folder).encode(PROBE_TEXT)
     token_ids_ST = np.array([token_ids], dtype=np.int64)
+    model = StreamedModel.open(base_folder, trust_remote_code)
+    as_reloaded_TV = simulated_logits(model, quantized, token_ids_ST, TRANSFORMERS)[0]
+    reloaded_TV = _reloaded_logits(folder, token_ids_ST, trust_remote_code)
+    reloaded = ParityRow("simulated, reloaded by transformers", mean_kl(as_reloaded_TV, reloaded_TV), EXACT_TOLERANCE)
+    if config is None:
+        return [reloaded]
     num_tokens = len(token_ids)
     alone = replace(config, kv_dtype="auto", max_num_seqs=1, max_model_len=num_tokens + 1)
     at_once, one_by_one = (replace(alone, max_num_batched_tokens=budget) for budget in (num_tokens, 1))
-
-    model = StreamedModel.open(base_folder, trust_remote_code)
     base_TV = simulated_logits(model, None, token_ids_ST)[0]
-    simulated_TV = simulated_logits(model, quantized, token_ids_ST, SERVED_DIVISOR)[0]
-    nudged_TV = simulated_logits(model, quantized, token_ids_ST, SERVED_DIVISOR, nudge=NUDGE)[0]
-    as_reloaded_TV = simulated_logits(model, quantized, token_ids_ST, TRANSFORMERS_DIVISOR)[0]
+    simulated_TV = simulated_logits(model, quantized, token_ids_ST, SERVED)[0]
+    nudged_TV = simulated_logits(model, quantized, token_ids_ST, SERVED, nudge=NUDGE)[0]
     tolerance = max(SERVED_TOLERANCE, NOISE_FACTOR * mean_kl(simulated_TV, nudged_TV))
-
-    reloaded_TV = _reloaded_logits(folder, token_ids_ST, trust_remote_code)
     base_served_TV = _served_logits(base_folder, token_ids, at_once)
     served_TV, decoded_TV = (_served_logits(folder, token_ids, settings) for settings in (at_once, one_by_one))
     return [
         ParityRow("base model: transformers, served", mean_kl(base_TV, base_served_TV), EXACT_TOLERANCE),
-        ParityRow("simulated, reloaded by transformers", mean_kl(as_reloaded_TV, reloaded_TV), EXACT_TOLERANCE),
+        reloaded,
         ParityRow("simulated, served (text at once)", mean_kl(simulated_TV, served_TV), tolerance),
         ParityRow("simulated, served (token by token)", mean_kl(simulated_TV, decoded_TV), tolerance),
     ]
@@ -104,8 +104,11 @@ def mean_kl(expected_TV: Tensor, found_TV: Tensor) -> float:
 
 
 def _reloaded_logits(folder: Path, token_ids_ST: npt.NDArray[np.int64], trust_remote_code: bool) -> Tensor:
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
+    # Zero points are read only so: otherwise they are expected unpacked.
+    is_asymmetric = any(not scheme.symmetric for scheme in Artifact.open(folder).schemes.values())
+    settings = {"quantization_config": CompressedTensorsConfig(dequantize=True)} if is_asymmetric else {}
     # compressed-tensors draws bars, when it loads and when it first runs, that no setting turns off
     with redirect_stderr(StringIO()), torch.inference_mode():
         model = AutoModelForCausalLM.from_pretrained(
@@ -115,6 +118,7 @@ def _reloaded_logits(folder: Path, token_ids_ST: npt.NDArray[np.int64], trust_re
             use_safetensors=True,
             trust_remote_code=trust_remote_code,
             attn_implementation="sdpa",
+            **settings,
         ).eval()
         logits_TV: Tensor = model(input_ids=torch.from_numpy(token_ids_ST), use_cache=False).logits[0].float()
     return logits_TV

@@ -5,6 +5,7 @@ Shapes: S sequences, L tokens per sequence, V vocabulary.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -12,9 +13,27 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from quantpipe.formats.artifact_writer import EXPERT_PART
 from quantpipe.quantize.block_solving import fake_quantize_input
 from quantpipe.quantize.loading import StreamedModel
 from quantpipe.quantize.records import QuantizedModel
+
+
+@dataclass(frozen=True)
+class Reader:
+    """What a reader of artifacts does its own way.
+
+    ``divisor``: 8-bit activations are rounded to absmax / divisor. ``rounds_experts``: the weights of a mixture's
+    experts are rounded to the dtype of their scales when they are read.
+    """
+
+    divisor: float
+    rounds_experts: bool
+
+
+# vLLM's rule, and that of compressed-tensors inside transformers.
+SERVED = Reader(divisor=127.0, rounds_experts=False)
+TRANSFORMERS = Reader(divisor=127.5, rounds_experts=True)
 
 
 @torch.no_grad()
@@ -22,22 +41,22 @@ def simulated_logits(
     model: StreamedModel,
     quantized: QuantizedModel | None,
     token_ids_SL: npt.NDArray[np.int64],
-    divisor: float = 127.0,
+    reader: Reader = SERVED,
     nudge: float = 0.0,
 ) -> Tensor:
     """float32 logits [S, L, V] of ``model`` with each quantized weight replaced by what its integers stand for.
 
-    The model is left as it was; None for ``quantized`` runs it as it is. Blocks are loaded one at a time. Where a scheme
-    quantizes activations they are rounded per token with ``divisor``: 127 as our runtime serves, 127.5 as transformers
-    simulates. ``nudge`` disturbs the embeddings by that relative amount.
+    The model is left as it was; None for ``quantized`` runs it as it is. Blocks are loaded one at a time. Where a
+    scheme quantizes activations they are rounded per token, as ``reader`` does. ``nudge`` disturbs the embeddings by
+    that relative amount.
     """
     quantized = quantized or QuantizedModel({}, ())
 
     def rewrite(index: int, block: nn.Module) -> None:
-        _rewrite(block, f"{model.blocks.name(index)}.", quantized, divisor)
+        _rewrite(block, f"{model.blocks.name(index)}.", quantized, reader)
 
     hooks = [
-        model.module.get_submodule(name).register_forward_pre_hook(partial(fake_quantize_input, divisor=divisor))
+        model.module.get_submodule(name).register_forward_pre_hook(partial(fake_quantize_input, divisor=reader.divisor))
         for name, weight in quantized.weights.items()
         if not name.startswith(f"{model.blocks.path}.") and weight.scheme.activation_bits is not None
     ]
@@ -53,16 +72,18 @@ def simulated_logits(
     return logits_SLV.float()
 
 
-def _rewrite(block: nn.Module, prefix: str, quantized: QuantizedModel, divisor: float) -> None:
+def _rewrite(block: nn.Module, prefix: str, quantized: QuantizedModel, reader: Reader) -> None:
     """Give a loaded block what the quantized model has in its place."""
     for leaf, parameter in block.named_parameters():
         name = f"{prefix}{leaf}"
         if name.removesuffix(".weight") in quantized.weights:
             weight = quantized.weights[name.removesuffix(".weight")]
-            parameter.copy_(weight.dequantized())
+            meant_NK = weight.dequantized()
+            is_rounded = reader.rounds_experts and EXPERT_PART in name
+            parameter.copy_(meant_NK.to(weight.scale_NG.dtype) if is_rounded else meant_NK)
             if weight.scheme.activation_bits is not None:
                 linear = block.get_submodule(leaf.removesuffix(".weight"))
-                linear.register_forward_pre_hook(partial(fake_quantize_input, divisor=divisor))
+                linear.register_forward_pre_hook(partial(fake_quantize_input, divisor=reader.divisor))
         elif name in quantized.tensors:
             parameter.copy_(quantized.tensors[name])
 

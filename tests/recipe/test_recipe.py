@@ -665,3 +665,20 @@ def test_the_committed_key_reference_is_up_to_date(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", sorted((REPOSITORY / "recipes").glob("*.yaml")), ids=lambda path: path.stem)
 def test_shipped_recipes_are_legal(path: Path) -> None:
     assert load_recipe(path).name
+
+
+def test_kv_cache_offers_every_mode_that_the_runtime_has() -> None:
+    from quantpipe.formats.kv_mode import KV_MODES
+
+    assert get_args(QuantizeSection.model_fields["kv_cache"].annotation) == tuple(KV_MODES)
+
+
+def test_every_transform_and_solver_of_the_quantizer_has_a_section() -> None:
+    from quantpipe.quantize import SOLVERS, TRANSFORMS
+    from quantpipe.recipe.quantize_section import Solver, Transform
+
+    def names(union: Any) -> set[str]:
+        return {get_args(section.model_fields["name"].annotation)[0] for section in get_args(union)}
+
+    assert names(Transform) == set(TRANSFORMS)
+    assert names(Solver) == set(SOLVERS)
