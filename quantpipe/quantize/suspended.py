@@ -152,10 +152,7 @@ class SuspendedRuns:
         if run.stopped_at is None and run.output_SLD is None:
             self._resume(number)
         if run.stopped_at is not None and run.stopped_at < group:
-            raise DataError(
-                f"{', '.join(self._groups[run.stopped_at])} and {', '.join(self._groups[group])} run in an order that "
-                "differs between batches; list them under quantize.ignore"
-            )
+            raise self._order_differs(run.stopped_at)
         if run.stopped_at != group:
             return None
         self._visited[number].add(group)
@@ -180,10 +177,16 @@ class SuspendedRuns:
         run = self._started(number)
         if run.output_SLD is None:
             self._resume(number)
-        assert run.output_SLD is not None, "every group has been visited"
+        if run.output_SLD is None:
+            raise self._order_differs(run.stopped_at or 0)
         output_SLD = run.output_SLD
         self.drop(number)
         return output_SLD
+
+    def _order_differs(self, group: int) -> DataError:
+        """A batch reached ``group`` when its turn was over: it would have been solved without that batch."""
+        names = ", ".join(self._groups[group])
+        return DataError(f"{names}: runs in an order that differs between batches; list it under quantize.ignore")
 
     def _started(self, number: int) -> _Run:
         if number not in self._runs:
