@@ -20,16 +20,20 @@ _DERIVED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 
 @dataclass(frozen=True)
 class LinearWeights:
-    """One linear as stored. Quantized: ``weight_NK`` int8 and ``scale_NG``; otherwise floating point and None."""
+    """One linear as stored. Quantized: ``weight_NK`` int8 and ``scale_NG``; otherwise floating point and None.
+
+    ``zero_NG`` (int8) are the zero points of an asymmetric scheme.
+    """
 
     weight_NK: Tensor
     scale_NG: Tensor | None
     bias_N: Tensor | None
     scheme: WeightScheme | None
+    zero_NG: Tensor | None = None
 
     def dequantized(self) -> Tensor:
         """What the weight means, float32 [N, K]."""
-        return self.weight_NK.float() if self.scale_NG is None else decode(self.weight_NK, self.scale_NG)
+        return self.weight_NK.float() if self.scale_NG is None else decode(self.weight_NK, self.scale_NG, self.zero_NG)
 
 
 def check_tensors(description: DecoderDescription, artifact: Artifact) -> None:
@@ -63,7 +67,11 @@ def load_linear(artifact: Artifact, spec: LinearSpec) -> LinearWeights:
         q_NK = unpack(artifact.tensor(f"{spec.name}.weight_packed"), spec.scheme.bits, spec.in_features)
     else:
         q_NK = artifact.tensor(f"{spec.name}.weight")
-    return LinearWeights(q_NK, scale_NG, bias_N, spec.scheme)
+    zero_NG = None
+    if not spec.scheme.symmetric:
+        # Packed along the output features, unlike the weights.
+        zero_NG = unpack(artifact.tensor(f"{spec.name}.weight_zero_point").T, spec.scheme.bits, spec.out_features).T
+    return LinearWeights(q_NK, scale_NG, bias_N, spec.scheme, zero_NG)
 
 
 def load_norm(artifact: Artifact, spec: NormSpec) -> Tensor:

@@ -1,7 +1,7 @@
 """Tiny random model folders, ordinary and quantized, and steps over hand-chosen blocks."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralFo
 from quantpipe.backends.protocol import BatchInput
 from quantpipe.formats.artifact import Artifact
 from quantpipe.formats.artifact_writer import QuantWeight, quantization_config, write_artifact
-from quantpipe.formats.layout import absmax_scale, encode
+from quantpipe.formats.layout import absmax_scale, encode, minmax_scale
 from quantpipe.formats.scheme import WeightScheme
 from quantpipe.models import describe
 
@@ -39,12 +39,20 @@ def make_folder(tmp_path_factory: pytest.TempPathFactory, add_kv_scales: Callabl
     """
     made: dict[str, Path] = {}
 
-    def make(scheme: WeightScheme | None = None, scale_dtype: torch.dtype = torch.bfloat16, **settings: Any) -> Path:
-        key = repr((scheme, scale_dtype, settings))
+    def make(
+        scheme: WeightScheme | Mapping[str, WeightScheme] | None = None,
+        scale_dtype: torch.dtype = torch.bfloat16,
+        decoded: bool = False,
+        **settings: Any,
+    ) -> Path:
+        key = repr((scheme, scale_dtype, decoded, settings))
         if key not in made:
             folder = tmp_path_factory.mktemp("model") / "base"
             save_random(folder, **settings)
-            made[key] = add_kv_scales(folder if scheme is None else quantize(folder, scheme, scale_dtype))
+            if scheme is not None:
+                schemes = {"": scheme} if isinstance(scheme, WeightScheme) else scheme
+                folder = quantize(folder, schemes, scale_dtype, decoded)
+            made[key] = add_kv_scales(folder)
         return made[key]
 
     return make
@@ -65,15 +73,34 @@ def save_random(folder: Path, model_type: str = "llama", nan_token: int | None =
     model.save_pretrained(folder)
 
 
-def quantize(folder: Path, scheme: WeightScheme, scale_dtype: torch.dtype) -> Path:
+def quantize(
+    folder: Path, schemes: Mapping[str, WeightScheme], scale_dtype: torch.dtype, decoded: bool = False
+) -> Path:
+    """Rounds to nearest in the scheme given for the end of a linear's name, else in that of "", which spares lm_head.
+
+    ``decoded`` stores what the integers mean instead of them.
+    """
     base = Artifact.open(folder)
     weights = {}
-    for spec in describe(base).linears()[:-1]:
+    for spec in describe(base).linears():
+        scheme = schemes.get(spec.name.split(".")[-1], schemes[""])
+        if spec.name == "lm_head" and "lm_head" not in schemes:
+            continue
         weight_NK = base.tensor(f"{spec.name}.weight")
-        scale_NG = absmax_scale(weight_NK, scheme, scale_dtype)
-        weights[spec.name] = QuantWeight(encode(weight_NK, scale_NG, scheme), scale_NG, scheme)
+        zero_NG = None
+        if scheme.symmetric:
+            scale_NG = absmax_scale(weight_NK, scheme, scale_dtype)
+        else:
+            scale_NG, zero_NG = minmax_scale(weight_NK, scheme, scale_dtype)
+        weights[spec.name] = QuantWeight(encode(weight_NK, scale_NG, scheme, zero_NG), scale_NG, scheme, zero_NG)
     target = folder.parent / "quantized"
-    write_artifact(target, base, weights, quantization_config(scheme, ["lm_head"]), {})
+    if decoded:
+        tensors = {f"{name}.weight": weight.dequantized() for name, weight in weights.items()}
+        write_artifact(target, base, {}, None, {}, tensors=tensors)
+        return target
+    ignored = [] if "lm_head" in schemes else ["lm_head"]
+    config = quantization_config({name: weight.scheme for name, weight in weights.items()}, ignored)
+    write_artifact(target, base, weights, config, {})
     return target
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from quantpipe.errors import ArtifactError
 from quantpipe.formats.artifact import Artifact
 from quantpipe.formats.artifact_writer import QuantWeight, quantization_config, write_artifact
-from quantpipe.formats.layout import absmax_scale, decode, encode
-from quantpipe.formats.scheme import WeightScheme, w4a16, w8a8
+from quantpipe.formats.layout import absmax_scale, encode, minmax_scale
+from quantpipe.formats.scheme import WeightScheme, w4a16, w8a8, weight_only
 from quantpipe.models import describe
 from quantpipe.models.weights import check_tensors, load_linear
 
@@ -74,18 +74,27 @@ def test_tensors_of_old_checkpoints_that_are_recomputed_are_allowed(make_folder:
     check(folder)
 
 
-@pytest.mark.parametrize("scheme", [w4a16(32), w8a8()], ids=["w4a16", "w8a8"])
+@pytest.mark.parametrize(
+    "scheme",
+    [w4a16(32), weight_only(3, None), weight_only(4, 32, symmetric=False), weight_only(3, 32, symmetric=False), w8a8()],
+    ids=lambda scheme: scheme.label,
+)
 def test_quantized_linear_reads_back_as_it_was_encoded(
     make_folder: MakeFolder, tmp_path: Path, scheme: WeightScheme
 ) -> None:
     base = Artifact.open(make_folder())
     module = "model.layers.0.mlp.down_proj"
     weight_NK = base.tensor(f"{module}.weight")
-    scale_NG = absmax_scale(weight_NK, scheme, torch.bfloat16)
-    weights = {module: QuantWeight(encode(weight_NK, scale_NG, scheme), scale_NG, scheme)}
-    artifact = write_artifact(tmp_path / "quantized", base, weights, quantization_config(dict.fromkeys(weights, scheme), ["lm_head"]), {})
+    zero_NG = None
+    if scheme.symmetric:
+        scale_NG = absmax_scale(weight_NK, scheme, torch.bfloat16)
+    else:
+        scale_NG, zero_NG = minmax_scale(weight_NK, scheme, torch.bfloat16)
+    weight = QuantWeight(encode(weight_NK, scale_NG, scheme, zero_NG), scale_NG, scheme, zero_NG)
+    config = quantization_config({module: scheme}, ["lm_head"])
+    artifact = write_artifact(tmp_path / "quantized", base, {module: weight}, config, {})
     description = describe(artifact)
     check_tensors(description, artifact)
     read = load_linear(artifact, description.layers[0].mlp.down)
     assert read.scheme == scheme
-    assert torch.equal(read.dequantized(), decode(weights[module].q_NK, scale_NG))
+    assert torch.equal(read.dequantized(), weight.dequantized())

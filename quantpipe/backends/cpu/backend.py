@@ -33,7 +33,7 @@ class CpuBackend:
         lm_head = (
             DenseLinear(embedding_VH)
             if description.is_head_tied
-            else builder.build([load_linear(artifact, description.lm_head)])
+            else builder.build_head(load_linear(artifact, description.lm_head))
         )
         return CpuExecutor(
             folder=folder,

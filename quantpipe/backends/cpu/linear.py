@@ -8,11 +8,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from quantpipe.backends.cpu.int4 import make_int4_linear
+from quantpipe.backends.cpu.expanded import ExpandedLinear
 from quantpipe.backends.cpu.int8 import make_int8_linear
 from quantpipe.backends.cpu.kernel_check import CpuLinear
 from quantpipe.backends.cpu.matmul import matmul
 from quantpipe.backends.cpu.scratch import Scratch
+from quantpipe.backends.cpu.weight_only import make_weight_only_linear
 from quantpipe.models.weights import LinearWeights, num_bytes
 
 
@@ -67,6 +68,14 @@ class LinearBuilder:
             return SideBySideLinear([self._build_one(part) for part in parts])
         return self._build_one(join(parts))
 
+    def build_head(self, weights: LinearWeights) -> CpuLinear:
+        """The output head. Its logits are never rounded to bfloat16: that would tie candidates that differ."""
+        if weights.scheme is None or weights.scheme.activation_bits is not None:
+            return self.build([weights])
+        self._notes[f"lm_head: {weights.scheme.name} weights are expanded to float32 for each product"] = None
+        linear = ExpandedLinear(weights, self._scratch, torch.float32, rounds=False)
+        return linear if weights.bias_N is None else BiasedLinear(linear, weights.bias_N)
+
     def _build_one(self, weights: LinearWeights) -> CpuLinear:
         linear = self._build_unbiased(weights)
         return linear if weights.bias_N is None else BiasedLinear(linear, weights.bias_N)
@@ -75,7 +84,7 @@ class LinearBuilder:
         if weights.scheme is None:
             return DenseLinear(weights.weight_NK.float())
         if weights.scheme.activation_bits is None:
-            linear, note = make_int4_linear(weights, self._scratch)
+            linear, note = make_weight_only_linear(weights, self._scratch)
         else:
             linear, note = make_int8_linear(weights, self._activation_divisor, self._scratch)
         self._notes[note] = None
@@ -87,10 +96,12 @@ def join(parts: Sequence[LinearWeights]) -> LinearWeights:
     if len(parts) == 1:
         return parts[0]
     scales = [part.scale_NG for part in parts if part.scale_NG is not None]
+    zeros = [part.zero_NG for part in parts if part.zero_NG is not None]
     biases = [torch.zeros(part.weight_NK.shape[0]) if part.bias_N is None else part.bias_N for part in parts]
     return LinearWeights(
         torch.cat([part.weight_NK for part in parts]),
         torch.cat(scales) if scales else None,
         torch.cat(biases) if any(part.bias_N is not None for part in parts) else None,
         parts[0].scheme,
+        torch.cat(zeros) if zeros else None,
     )

@@ -14,5 +14,7 @@ class Scratch:
         """A float32 [num_rows, num_columns] view of the buffer; its content is whatever was left there."""
         size = num_rows * num_columns
         if self._buffer.numel() < size:
-            self._buffer = torch.empty(size, dtype=torch.float32)
+            # A buffer that began in inference mode could not be written outside of it, where the head runs.
+            with torch.inference_mode(False):
+                self._buffer = torch.empty(size, dtype=torch.float32)
         return self._buffer[:size].view(num_rows, num_columns)

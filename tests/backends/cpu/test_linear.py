@@ -6,11 +6,17 @@ import pytest
 import torch
 
 from quantpipe.backends.cpu.linear import LinearBuilder
-from quantpipe.formats.layout import absmax_scale, encode
-from quantpipe.formats.scheme import WeightScheme, w4a16, w8a8
+from quantpipe.formats.layout import absmax_scale, encode, minmax_scale
+from quantpipe.formats.scheme import WeightScheme, w4a16, w8a8, weight_only
 from quantpipe.models.weights import LinearWeights
 
-SCHEMES = {"none": None, "w4a16": w4a16(32), "w8a8": w8a8()}
+SCHEMES = {
+    "none": None,
+    "w4a16": w4a16(32),
+    "w4a16 asymmetric": weight_only(4, 32, symmetric=False),
+    "w8a16": weight_only(8, None),
+    "w8a8": w8a8(),
+}
 
 
 def random_part(num_out: int, scheme: WeightScheme | None, has_bias: bool, seed: int) -> LinearWeights:
@@ -19,8 +25,11 @@ def random_part(num_out: int, scheme: WeightScheme | None, has_bias: bool, seed:
     bias_N = torch.randn(num_out, generator=generator) if has_bias else None
     if scheme is None:
         return LinearWeights(weight_NK, None, bias_N, None)
-    scale_NG = absmax_scale(weight_NK, scheme, torch.bfloat16)
-    return LinearWeights(encode(weight_NK, scale_NG, scheme), scale_NG, bias_N, scheme)
+    if scheme.symmetric:
+        scale_NG = absmax_scale(weight_NK, scheme, torch.bfloat16)
+        return LinearWeights(encode(weight_NK, scale_NG, scheme), scale_NG, bias_N, scheme)
+    scale_NG, zero_NG = minmax_scale(weight_NK, scheme, torch.bfloat16)
+    return LinearWeights(encode(weight_NK, scale_NG, scheme, zero_NG), scale_NG, bias_N, scheme, zero_NG)
 
 
 @pytest.mark.parametrize(("first", "second"), list(itertools.product(SCHEMES, repeat=2)))
@@ -41,3 +50,12 @@ def test_notes_are_one_line_per_choice() -> None:
         builder.build([random_part(32, w8a8(), False, seed)])
         builder.build([random_part(32, None, False, seed)])
     assert [note.split(":")[0] for note in builder.notes] == ["w4a16", "w8a8"]
+
+
+def test_head_is_never_rounded_to_bfloat16() -> None:
+    part = random_part(32, w4a16(32), True, 0)
+    x_TK = torch.randn(5, 64, generator=torch.Generator().manual_seed(2))
+    builder = LinearBuilder(127.0)
+    expected = x_TK @ part.dequantized().T + part.bias_N
+    torch.testing.assert_close(builder.build_head(part)(x_TK), expected, rtol=1e-5, atol=1e-5)
+    assert builder.notes == ("lm_head: w4a16 weights are expanded to float32 for each product",)
