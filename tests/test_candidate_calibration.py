@@ -1,0 +1,141 @@
+"""A candidate that is calibrated: what it depends on, what it records of its data, and what is refused before work."""
+
+import heapq
+import json
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from quantpipe.candidate import Candidate, make_candidate
+from quantpipe.errors import DataError
+from quantpipe.formats.artifact import Artifact
+from quantpipe.recipe.schema import Recipe
+from quantpipe.report import Reporter
+from quantpipe.sources.base_model import BaseModel
+
+# `config` None: the runtime, which has tests of its own, serves nothing here.
+Make = Callable[..., Candidate]
+MIXED = {
+    "allocate": {"scheme": {"name": "w8a16"}, "average_bits": 5.0, "num_tokens": 64},
+}
+
+
+def write_set(folder: Path, texts: list[str]) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "rows.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    source = "  - kind: jsonl\n    path: rows.jsonl\n    fields: {text: text}\n"
+    (folder / "set.yaml").write_text(f"version: 1\nname: tiny\nsources:\n{source}", encoding="utf-8")
+    return folder
+
+
+def paragraphs(*modules: Any) -> list[str]:
+    return [
+        part for m in modules for part in Path(m.__file__).read_text(encoding="utf-8").split("\n\n") if part.strip()
+    ]
+
+
+@pytest.fixture
+def calibration(tmp_path: Path) -> Path:
+    return write_set(tmp_path / "set", paragraphs(textwrap)[:60])
+
+
+@pytest.fixture
+def make(tiny_llama: Path, tmp_path: Path, calibration: Path, quiet: Reporter) -> Make:
+    """Makes a candidate under ``output``, with fields of the calibration and quantize sections replaced."""
+    base = BaseModel(tiny_llama, str(tiny_llama), Artifact.open(tiny_llama).digest, is_dequantized=False)
+
+    def candidate(output: str = "run", asked: dict[str, Any] | None = None, **quantize: Any) -> Candidate:
+        section = {"set": calibration, "num_sequences": 4, "sequence_length": 32} | (asked or {})
+        method = {"solver": {"name": "gptq"}, "scheme": {"name": "w4a16", "group_size": 64}}
+        recipe = {"version": 1, "name": "tiny", "model": {"source": str(tiny_llama)}, "calibration": section}
+        rest = {"gate": {"mean_kl": {"max": 0.1}}, "output": tmp_path / output}
+        parsed = Recipe.model_validate(recipe | rest | {"quantize": method | quantize})
+        return make_candidate(parsed, base, None, quiet)
+
+    return candidate
+
+
+def manifest_of(candidate: Candidate) -> dict[str, Any]:
+    assert candidate.artifact.manifest is not None
+    return candidate.artifact.manifest
+
+
+def test_changed_calibration_text_under_the_same_path_makes_a_new_artifact(make: Make, calibration: Path) -> None:
+    first = make()
+    first_digest = first.artifact.digest
+    assert make().was_reused
+    write_set(calibration, paragraphs(heapq)[:60])
+    changed = make()
+    assert not changed.was_reused
+    assert changed.artifact.digest != first_digest
+
+
+def test_too_few_samples_are_refused_before_anything_is_quantized(make: Make, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"asked for 4000 x 32 = 128,000 tokens; the set has"):
+        make(asked={"num_sequences": 4000})
+    assert not (tmp_path / "run" / "artifact").exists()
+
+
+def test_an_allowed_shortfall_is_counted_in_the_manifest(make: Make) -> None:
+    recorded = manifest_of(make(asked={"num_sequences": 400, "allow_shortfall": True}))
+    used = recorded["calibration"]["num_sequences"]
+    assert 0 < used < 400
+    assert recorded["calibration"]["num_sequences_asked"] == 400
+
+
+def test_one_sentence_repeated_is_refused_before_anything_is_quantized(
+    make: Make, calibration: Path, tmp_path: Path
+) -> None:
+    write_set(calibration, ["All our offices are closed on public holidays."] * 500)
+    with pytest.raises(DataError, match=r"hold only 1 different"):
+        make()
+    assert not (tmp_path / "run" / "artifact").exists()
+
+
+def test_two_calibrated_runs_write_the_same_bytes_and_leave_the_random_state(make: Make) -> None:
+    torch_state, numpy_state = torch.get_rng_state(), np.random.get_state()[1]
+    first, second = (make(output, **MIXED).artifact for output in ("a", "b"))
+    for path in sorted(first.folder.iterdir()):
+        if path.name == "quantpipe.json":
+            continue  # names the folders of this test; its tensors' digests are compared below
+        assert path.read_bytes() == (second.folder / path.name).read_bytes(), path.name
+    manifests = [artifact.manifest or {} for artifact in (first, second)]
+    assert manifests[0]["tensors"] == manifests[1]["tensors"]
+    assert manifests[0]["layers"] == manifests[1]["layers"]
+    assert torch.equal(torch.get_rng_state(), torch_state)
+    assert np.array_equal(np.random.get_state()[1], numpy_state)
+
+
+@pytest.mark.parametrize(
+    "quantize",
+    [
+        {"scheme": {"name": "w3a16", "group_size": 32}},
+        {"scheme": {"name": "w8a8"}},
+        {
+            "scheme": {"name": "w8a16"},
+            "overrides": [{"modules": ["lm_head"], "scheme": {"name": "w8a16"}}],
+            "ignore": [],
+        },
+    ],
+    ids=["w3a16", "w8a8", "w8a16 with head"],
+)
+def test_what_transformers_reloads_computes_what_was_simulated(make: Make, quantize: dict[str, Any]) -> None:
+    rows = {row.comparison: row for row in make(**quantize).parity}
+    reloaded = rows["simulated, reloaded by transformers"]
+    assert reloaded.agrees
+    assert reloaded.found < 1e-5
+
+
+def test_bits_given_by_sensitivity_are_on_record_and_reloaded_as_simulated(make: Make) -> None:
+    candidate = make(**MIXED)
+    recorded = manifest_of(candidate)
+    upgraded = {name for choice in recorded["allocation"] if choice["is_upgraded"] for name in choice["modules"]}
+    assert {name for name, scheme in candidate.artifact.schemes.items() if scheme.bits == 8} == upgraded
+    assert 4.8 < recorded["average_bits"] <= 5.0
+    assert all(choice["kl"] > 0 for choice in recorded["allocation"])
+    assert all(row.agrees for row in candidate.parity)
