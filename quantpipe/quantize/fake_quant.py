@@ -92,14 +92,14 @@ def _rewrite(block: nn.Module, prefix: str, quantized: QuantizedModel, reader: R
 def _outside_replaced(model: StreamedModel, quantized: QuantizedModel) -> Iterator[None]:
     """Within it, the parameters outside the blocks are those of the quantized model."""
     before = {name: model.module.get_parameter(name) for name in model.outside()}
-    changed = {**{name: quantized.tensors[name] for name in before if name in quantized.tensors}, **quantized.added}
-    tied = {name: other for name in before for other in changed if before[name] is before[other]}
+    changed = {name: quantized.tensors[name] for name in before if name in quantized.tensors}
+    # What is tied to a changed parameter changes with it, unless it is one of its own from now on.
+    tied = {name: changed[other] for name in before for other in changed if before[name] is before[other]}
+    for name, tensor in {**tied, **changed, **quantized.added}.items():
+        _put(model.module, name, tensor.float())
     for name in before:
-        module = name.removesuffix(".weight")
-        if module in quantized.weights:
-            _put(model.module, name, quantized.weights[module].dequantized())
-        elif name in changed or name in tied:
-            _put(model.module, name, changed[name if name in changed else tied[name]].float())
+        if name.removesuffix(".weight") in quantized.weights:
+            _put(model.module, name, quantized.weights[name.removesuffix(".weight")].dequantized())
     try:
         yield
     finally:

@@ -14,11 +14,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from quantpipe.formats.artifact import Artifact
 from quantpipe.formats.artifact_writer import quantization_config, write_artifact
 from quantpipe.formats.scheme import w4a16, w8a8
-from quantpipe.quantize.discover import find_blocks, find_targets
-from quantpipe.quantize.fake_quant import fake_quantize, fake_quantized_logits
-from quantpipe.quantize.loading import load_base_model
+from quantpipe.quantize.discover import find_targets
+from quantpipe.quantize.fake_quant import simulated_logits
+from quantpipe.quantize.loading import StreamedModel
 from quantpipe.quantize.rtn import solve_rtn
-from quantpipe.quantize.sequential import quantize_blocks
+from quantpipe.quantize.sequential import Method, quantize_blocks
+from quantpipe.quantize.solver import SolverOptions
 from quantpipe.report import no_progress
 
 FOLDER = Path(__file__).parent
@@ -44,16 +45,15 @@ def main() -> None:
 
 
 def write_golden(base: Path) -> None:
+    model = StreamedModel.open(base)
+    method = Method([], solve_rtn, SolverOptions(scales="absmax"))
     for name, scheme in (("w4a16", w4a16(32)), ("w8a8", w8a8())):
-        model = load_base_model(base)
-        blocks = find_blocks(model)
-        targets = find_targets(model, blocks, ["lm_head"], scheme)
-        quantized = quantize_blocks(model, blocks, targets, scheme, solve_rtn, None, None, no_progress)
-        weights = quantized.weights
-        declared = quantization_config(dict.fromkeys(quantized.weights, scheme), list(targets.ignored))
-        write_artifact(FOLDER / name, Artifact.open(base), weights, declared, {"kv_cache": "auto"})
-        fake_quantize(model, quantized)
-        logits = fake_quantized_logits(model, weights, np.array([TOKEN_IDS]), divisor=127.0)[0]
+        targets = find_targets(model.module, model.blocks, ["lm_head"], scheme)
+        with tempfile.TemporaryDirectory() as work_folder:
+            quantized = quantize_blocks(model, targets, method, None, Path(work_folder), name, no_progress)
+            declared = quantization_config(targets.schemes, list(targets.ignored))
+            write_artifact(FOLDER / name, Artifact.open(base), quantized.weights, declared, {"kv_cache": "auto"})
+            logits = simulated_logits(model, quantized, np.array([TOKEN_IDS]))[0]
         save_file({"token_ids": torch.tensor(TOKEN_IDS), "logits": logits.contiguous()}, FOLDER / f"{name}.logits")
 
 

@@ -2,84 +2,121 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from quantpipe.formats.artifact import Artifact
-from quantpipe.formats.artifact_writer import quantization_config, write_artifact
-from quantpipe.formats.scheme import WeightScheme, w4a16, w8a8
-from quantpipe.quantize.discover import find_blocks, find_targets
-from quantpipe.quantize.fake_quant import fake_quantize, fake_quantized_logits
-from quantpipe.quantize.loading import load_base_model
+from quantpipe.formats.scheme import WeightScheme, w4a16, w8a8, weight_only
+from quantpipe.quantize.discover import Override, find_targets
+from quantpipe.quantize.fake_quant import SERVED, TRANSFORMERS, simulated_logits
+from quantpipe.quantize.gptq import solve_gptq
+from quantpipe.quantize.loading import StreamedModel
+from quantpipe.quantize.records import QuantizedModel
 from quantpipe.quantize.rtn import solve_rtn
-from quantpipe.quantize.sequential import quantize_blocks
-from quantpipe.quantize.smoothquant import apply_smoothquant
+from quantpipe.quantize.sequential import Method, quantize_blocks
+from quantpipe.quantize.solver import SolverOptions
+from quantpipe.quantize.transform import TransformInput, TransformRecord
+from quantpipe.quantize.writing import write_quantized
 from quantpipe.report import no_progress
+
+NEAREST = Method([], solve_rtn, SolverOptions(scales="absmax"))
+TokenIds = npt.NDArray[np.int64]
+
+
+@pytest.fixture(scope="module")
+def token_ids() -> TokenIds:
+    return np.random.default_rng(0).integers(3, 128, (2, 16))
+
+
+def reloaded_logits(
+    folder: Path,
+    tmp_path: Path,
+    token_ids: TokenIds,
+    method: Method,
+    scheme: WeightScheme,
+    overrides: tuple[Override, ...] = (),
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits simulated, and those of the artifact that transformers loads."""
+    model = StreamedModel.open(folder)
+    targets = find_targets(model.module, model.blocks, [] if overrides else ["lm_head"], scheme, overrides)
+    ids = token_ids if method.reads_data else None
+    quantized = quantize_blocks(model, targets, method, ids, tmp_path / "work", "fingerprint", no_progress)
+    simulated = simulated_logits(StreamedModel.open(folder), quantized, token_ids, TRANSFORMERS)
+    artifact = write_quantized(tmp_path / "artifact", model, quantized, targets, {})
+    reloaded = AutoModelForCausalLM.from_pretrained(artifact.folder, dtype=torch.float32)
+    with torch.no_grad():
+        return simulated, reloaded(input_ids=torch.from_numpy(token_ids)).logits
 
 
 @pytest.mark.parametrize("scheme", [w4a16(32), w8a8()], ids=lambda s: s.name)
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_simulated_logits_equal_those_of_the_artifact_loaded_by_transformers(
-    random_llama: Callable[..., Path], tmp_path: Path, scheme: WeightScheme, tied: bool
+    random_llama: Callable[..., Path], tmp_path: Path, token_ids: TokenIds, scheme: WeightScheme, tied: bool
 ) -> None:
     folder = random_llama(torch.bfloat16, tie_word_embeddings=tied)
-    model = load_base_model(folder)
-    blocks = find_blocks(model)
-    targets = find_targets(model, blocks, ["lm_head"], scheme)
-    quantized = quantize_blocks(model, blocks, targets, scheme, solve_rtn, None, None, no_progress)
-    weights = quantized.weights
-    write_artifact(
-        tmp_path / "artifact",
-        Artifact.open(folder),
-        weights,
-        quantization_config(dict.fromkeys(weights, scheme), list(targets.ignored)),
-        {},
-    )
-    token_ids = np.random.default_rng(0).integers(3, 128, (2, 16))
-    fake_quantize(model, quantized)
-    simulated = fake_quantized_logits(model, weights, token_ids, divisor=127.5)
-    reloaded = AutoModelForCausalLM.from_pretrained(tmp_path / "artifact", dtype=torch.float32)
-    with torch.no_grad():
-        logits = reloaded(input_ids=torch.from_numpy(token_ids)).logits
+    simulated, reloaded = reloaded_logits(folder, tmp_path, token_ids, NEAREST, scheme)
     # the same float32 operations on the same numbers
-    assert torch.allclose(simulated, logits, atol=1e-5)
+    assert torch.allclose(simulated, reloaded, atol=1e-5)
 
 
-def test_hooks_are_gone_afterwards(random_llama: Callable[..., Path]) -> None:
-    model = load_base_model(random_llama())
-    blocks = find_blocks(model)
-    targets = find_targets(model, blocks, ["lm_head"], w8a8())
-    weights = quantize_blocks(model, blocks, targets, w8a8(), solve_rtn, None, None, no_progress).weights
-    token_ids = np.array([[3, 4, 5]])
-    first = fake_quantized_logits(model, weights, token_ids, 127.0)
-    assert torch.equal(fake_quantized_logits(model, weights, token_ids, 127.0), first)
-    assert not torch.equal(fake_quantized_logits(model, {}, token_ids, 127.0), first)
-
-
-def test_simulated_logits_with_a_transform_equal_those_of_the_artifact(
-    random_llama: Callable[..., Path], tmp_path: Path
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_quantized_head_is_simulated_too(
+    random_llama: Callable[..., Path], tmp_path: Path, token_ids: TokenIds, tied: bool
 ) -> None:
-    """The transform's norms are stored beside the weights, in the model's own dtype."""
-    folder = random_llama(torch.bfloat16)
-    model = load_base_model(folder)
-    blocks, scheme = find_blocks(model), w8a8()
-    targets = find_targets(model, blocks, ["lm_head"], scheme)
-    token_ids = np.random.default_rng(0).integers(3, 128, (4, 16))
-    quantized = quantize_blocks(
-        model, blocks, targets, scheme, solve_rtn, None, token_ids, no_progress, [apply_smoothquant]
-    )
-    assert quantized.tensors
-    declared = quantization_config(dict.fromkeys(weights, scheme), list(targets.ignored))
-    base = Artifact.open(folder)
-    artifact = write_artifact(tmp_path / "artifact", base, quantized.weights, declared, {}, tensors=quantized.tensors)
-    for name, tensor in quantized.tensors.items():
-        assert torch.equal(artifact.tensor(name), tensor)
-        assert not torch.equal(tensor, base.tensor(name))
-    fake_quantize(model, quantized)
-    simulated = fake_quantized_logits(model, quantized.weights, token_ids, divisor=127.5)
-    reloaded = AutoModelForCausalLM.from_pretrained(artifact.folder, dtype=torch.float32)
-    with torch.no_grad():
-        logits = reloaded(input_ids=torch.from_numpy(token_ids)).logits
-    # the same float32 operations on the same numbers
-    assert torch.allclose(simulated, logits, atol=1e-5)
+    folder = random_llama(torch.bfloat16, tie_word_embeddings=tied)
+    head: Override = (("lm_head",), weight_only(8, 32))
+    simulated, reloaded = reloaded_logits(folder, tmp_path, token_ids, NEAREST, w4a16(32), (head,))
+    assert torch.allclose(simulated, reloaded, atol=1e-5)
+
+
+def double_norms(given: TransformInput) -> list[TransformRecord]:
+    """A transform whose effect stays in the block, and whose norms no linear of the base fits."""
+    given.block.get_parameter("input_layernorm.weight").mul_(2)
+    for name in ("q_proj", "k_proj", "v_proj"):
+        given.linears[f"self_attn.{name}"].weight.div_(2)
+    return []
+
+
+def test_changed_tensors_are_simulated_and_stored(
+    random_llama: Callable[..., Path], tmp_path: Path, token_ids: TokenIds
+) -> None:
+    method = Method([double_norms], solve_gptq, reads_data=True)
+    simulated, reloaded = reloaded_logits(random_llama(torch.bfloat16), tmp_path, token_ids, method, w8a8())
+    assert torch.allclose(simulated, reloaded, atol=1e-5)
+
+
+def test_model_is_left_as_it_was(random_llama: Callable[..., Path], tmp_path: Path, token_ids: TokenIds) -> None:
+    model = StreamedModel.open(random_llama())
+    before = simulated_logits(model, None, token_ids)
+    targets = find_targets(model.module, model.blocks, ["lm_head"], w8a8())
+    quantized = quantize_blocks(model, targets, NEAREST, None, tmp_path, "fingerprint", no_progress)
+    first = simulated_logits(model, quantized, token_ids, SERVED)
+    assert not torch.equal(first, before)
+    assert torch.equal(simulated_logits(model, quantized, token_ids, SERVED), first)
+    assert torch.equal(simulated_logits(model, None, token_ids), before)
+
+
+def test_untied_head_leaves_the_embedding_alone(random_llama: Callable[..., Path], token_ids: TokenIds) -> None:
+    model = StreamedModel.open(random_llama(tie_word_embeddings=True))
+    before = simulated_logits(model, None, token_ids)
+    doubled = QuantizedModel({}, (), added={"lm_head.weight": model.module.get_parameter("lm_head.weight") * 2})
+    assert torch.allclose(simulated_logits(model, doubled, token_ids), before * 2, atol=1e-5)
+
+
+def test_head_that_stays_tied_changes_with_the_embedding(
+    random_llama: Callable[..., Path], token_ids: TokenIds
+) -> None:
+    folder, name = random_llama(tie_word_embeddings=True), "model.embed_tokens.weight"
+    changed = StreamedModel.open(folder)
+    changed.module.get_parameter(name).mul_(2)
+    quantized = QuantizedModel({}, (), tensors={name: changed.module.get_parameter(name)})
+    found = simulated_logits(StreamedModel.open(folder), quantized, token_ids)
+    assert torch.equal(found, simulated_logits(changed, None, token_ids))
+
+
+def test_nudge_disturbs_by_little(random_llama: Callable[..., Path], token_ids: TokenIds) -> None:
+    model = StreamedModel.open(random_llama())
+    before, nudged = (simulated_logits(model, None, token_ids, nudge=amount) for amount in (0.0, 1e-6))
+    assert not torch.equal(before, nudged)
+    assert torch.allclose(before, nudged, atol=1e-3)
