@@ -6,10 +6,12 @@ from quantpipe.errors import ArtifactError, suggest
 from quantpipe.formats.artifact import Artifact
 from quantpipe.models.description import DecoderDescription
 from quantpipe.models.llama import describe_llama
+from quantpipe.models.qwen2 import describe_qwen2
 
 FAMILIES: dict[str, Callable[[Artifact], DecoderDescription]] = {
     "llama": describe_llama,
     "mistral": describe_llama,
+    "qwen2": describe_qwen2,
 }
 
 

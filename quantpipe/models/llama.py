@@ -1,5 +1,7 @@
 """The Llama family: Llama, SmolLM and Mistral (without its sliding window)."""
 
+from dataclasses import dataclass
+
 from quantpipe.errors import ArtifactError
 from quantpipe.formats.artifact import Artifact
 from quantpipe.models.config_fields import eos_token_ids, require_value, required_int, rope_spec
@@ -17,12 +19,32 @@ DEFAULT_NORM_EPS = 1e-6
 MISTRAL_DEFAULT_WINDOW = 4096
 
 
+@dataclass(frozen=True)
+class Biases:
+    """Which linears of a layer have one."""
+
+    query_key_value: bool
+    output: bool
+    mlp: bool
+
+
 def describe_llama(artifact: Artifact) -> DecoderDescription:
     """The decoder that config.json declares. ArtifactError where a field asks for what this runtime does not do."""
     config = artifact.config
+    attention_bias = bool(config.get("attention_bias", False))
+    default_window = MISTRAL_DEFAULT_WINDOW if config["model_type"] == "mistral" else None
+    window = config.get("sliding_window", default_window)
+    return describe_decoder(
+        artifact, Biases(attention_bias, attention_bias, mlp=bool(config.get("mlp_bias", False))), window
+    )
+
+
+def describe_decoder(artifact: Artifact, biases: Biases, window: int | None) -> DecoderDescription:
+    """A decoder in Llama's form with these biases, whose attention may be limited to a ``window`` of tokens."""
+    config = artifact.config
     require_value(artifact, "hidden_act", config.get("hidden_act", "silu"), "silu")
     max_position_embeddings = required_int(artifact, "max_position_embeddings")
-    _refuse_window(artifact, max_position_embeddings)
+    _refuse_window(artifact, window, max_position_embeddings)
     hidden_size, num_heads = required_int(artifact, "hidden_size"), required_int(artifact, "num_attention_heads")
     head_dim = config.get("head_dim") or hidden_size // num_heads
     eps = config.get("rms_norm_eps", DEFAULT_NORM_EPS)
@@ -35,7 +57,7 @@ def describe_llama(artifact: Artifact) -> DecoderDescription:
             "an artifact with a quantized lm_head stores both tensors and says false"
         )
     layers = tuple(
-        _describe_layer(artifact, f"model.layers.{index}", hidden_size, num_heads, head_dim, eps)
+        _describe_layer(artifact, f"model.layers.{index}", hidden_size, num_heads, head_dim, eps, biases)
         for index in range(required_int(artifact, "num_hidden_layers"))
     )
     return DecoderDescription(
@@ -55,7 +77,7 @@ def describe_llama(artifact: Artifact) -> DecoderDescription:
 
 
 def _describe_layer(
-    artifact: Artifact, prefix: str, hidden_size: int, num_heads: int, head_dim: int, eps: float
+    artifact: Artifact, prefix: str, hidden_size: int, num_heads: int, head_dim: int, eps: float, biases: Biases
 ) -> LayerDescription:
     num_kv_heads = artifact.config.get("num_key_value_heads") or num_heads
     if num_heads % num_kv_heads:
@@ -64,8 +86,6 @@ def _describe_layer(
             f"num_key_value_heads {num_kv_heads}"
         )
     intermediate_size = required_int(artifact, "intermediate_size")
-    attention_bias = bool(artifact.config.get("attention_bias", False))
-    mlp_bias = bool(artifact.config.get("mlp_bias", False))
 
     def linear(name: str, out_features: int, in_features: int, has_bias: bool) -> LinearSpec:
         full_name = f"{prefix}.{name}"
@@ -75,10 +95,10 @@ def _describe_layer(
     return LayerDescription(
         attention_norm=NormSpec(f"{prefix}.input_layernorm", eps),
         attention=AttentionSpec(
-            query=linear("self_attn.q_proj", query_size, hidden_size, attention_bias),
-            key=linear("self_attn.k_proj", kv_size, hidden_size, attention_bias),
-            value=linear("self_attn.v_proj", kv_size, hidden_size, attention_bias),
-            output=linear("self_attn.o_proj", hidden_size, query_size, attention_bias),
+            query=linear("self_attn.q_proj", query_size, hidden_size, biases.query_key_value),
+            key=linear("self_attn.k_proj", kv_size, hidden_size, biases.query_key_value),
+            value=linear("self_attn.v_proj", kv_size, hidden_size, biases.query_key_value),
+            output=linear("self_attn.o_proj", hidden_size, query_size, biases.output),
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
@@ -86,17 +106,15 @@ def _describe_layer(
         ),
         mlp_norm=NormSpec(f"{prefix}.post_attention_layernorm", eps),
         mlp=MlpSpec(
-            gate=linear("mlp.gate_proj", intermediate_size, hidden_size, mlp_bias),
-            up=linear("mlp.up_proj", intermediate_size, hidden_size, mlp_bias),
-            down=linear("mlp.down_proj", hidden_size, intermediate_size, mlp_bias),
+            gate=linear("mlp.gate_proj", intermediate_size, hidden_size, biases.mlp),
+            up=linear("mlp.up_proj", intermediate_size, hidden_size, biases.mlp),
+            down=linear("mlp.down_proj", hidden_size, intermediate_size, biases.mlp),
         ),
     )
 
 
-def _refuse_window(artifact: Artifact, max_position_embeddings: int) -> None:
+def _refuse_window(artifact: Artifact, window: int | None, max_position_embeddings: int) -> None:
     """A window that no context can outgrow changes nothing; any other is refused."""
-    default = MISTRAL_DEFAULT_WINDOW if artifact.config["model_type"] == "mistral" else None
-    window = artifact.config.get("sliding_window", default)
     if window is not None and window < max_position_embeddings:
         raise ArtifactError(
             f"{artifact.folder}/config.json: sliding_window {window} is not supported by this runtime; "

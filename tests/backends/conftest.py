@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from quantpipe.backends.protocol import BatchInput
 from quantpipe.formats.artifact import Artifact
@@ -61,9 +61,8 @@ def make_folder(tmp_path_factory: pytest.TempPathFactory, add_kv_scales: Callabl
 def save_random(folder: Path, model_type: str = "llama", nan_token: int | None = None, **settings: Any) -> None:
     """Weights, norms and biases are all random, so that none can be left out unseen. ``nan_token`` breaks one token."""
     generator = torch.Generator().manual_seed(1)
-    is_mistral = model_type == "mistral"
-    config = (MistralConfig if is_mistral else LlamaConfig)(**{**TINY, **settings})
-    model = (MistralForCausalLM if is_mistral else LlamaForCausalLM)(config)
+    config = AutoConfig.for_model(model_type, **{**TINY, **settings})
+    model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():
             offset = 1.0 if parameter.ndim == 1 else 0.0

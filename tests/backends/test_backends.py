@@ -44,6 +44,7 @@ DECODERS: dict[str, dict[str, Any]] = {
     "linear rope": {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}},
     "llama3 rope": {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3}},
     "mistral": {"model_type": "mistral"},
+    "qwen2": {"model_type": "qwen2"},
 }
 SCHEMES = {
     scheme.label: scheme
