@@ -10,8 +10,9 @@ from quantpipe.formats.layout import cast_scale, encode, zero_point
 from quantpipe.formats.scheme import WeightScheme
 from quantpipe.quantize.solver import Solution
 
-# Candidate ranges as fractions of what covers every weight: some far apart, then steps to either side of the best.
-# Clipping the largest weights pays, the more so the fewer the bits.
+# Candidate ranges as fractions of what covers every weight: some far apart, then steps to either side of the best; at
+# last the scale that fits the best one's integers by least squares. Clipping the largest weights pays, the more so the
+# fewer the bits.
 FRACTIONS = (1.0, 0.92, 0.84, 0.76, 0.68, 0.6, 0.52, 0.44)
 STEPS = (0.04, 0.02)
 # So many weights at a time stay in the cache over all candidates, and are worth the cost of a call.
@@ -63,7 +64,7 @@ class _Search:
 
     def __init__(self, weight_nGg: Tensor, root_Gg: Tensor, scheme: WeightScheme, scale_dtype: torch.dtype) -> None:
         self._weight_nGg, self._root_Gg, self._scheme, self._scale_dtype = weight_nGg, root_Gg, scheme, scale_dtype
-        self._rounded_nGg = torch.empty_like(weight_nGg)
+        self._levels_nGg = torch.empty_like(weight_nGg)
         self._low_nG, self._high_nG = weight_nGg.amin(-1).clamp_max(0), weight_nGg.amax(-1).clamp_min(0)
         self._fraction_nG = torch.ones_like(self._low_nG)
         self._sign_nG = torch.ones_like(self._low_nG)
@@ -78,17 +79,34 @@ class _Search:
             best_nG, sign_nG = self._fraction_nG, self._sign_nG
             for fraction_nG in (best_nG + step, best_nG - step):
                 self._try(fraction_nG.clamp_max(1.0), sign_nG)
+        self._fit()
 
     def _try(self, fraction_nG: Tensor, sign_nG: Tensor) -> None:
-        scale_nG, zero_nG = self._scale(fraction_nG, sign_nG)
+        better_nG = self._consider(*self._scale(fraction_nG, sign_nG))
+        self._fraction_nG = torch.where(better_nG, fraction_nG, self._fraction_nG)
+        self._sign_nG = torch.where(better_nG, sign_nG, self._sign_nG)
+
+    def _fit(self) -> None:
+        """Try the scale that suits the integers of the best one: sum of h w q over sum of h q^2.
+
+        Steps are too wide for a group in which one input outweighs all others: its weight should be met exactly.
+        """
+        levels_nGg = self._levels(self.scale_nG, self.zero_nG).mul_(self._root_Gg)
+        energy_nG = levels_nGg.square().sum(-1).clamp_min(torch.finfo(torch.float32).tiny)
+        fitted_nG = (self._weight_nGg * self._root_Gg).mul_(levels_nGg).sum(-1) / energy_nG
+        # A fit of the other sign is clamped to next to nothing, and loses.
+        scale_nG = cast_scale(fitted_nG * self._sign_nG, self._scale_dtype) * self._sign_nG.to(self._scale_dtype)
+        self._consider(scale_nG, self.zero_nG)
+
+    def _consider(self, scale_nG: Tensor, zero_nG: Tensor | None) -> Tensor:
+        """Take these over in the groups where they are better; which those are."""
         error_nG = self._error(scale_nG, zero_nG)
         better_nG = error_nG < self._error_nG
         self._error_nG = torch.where(better_nG, error_nG, self._error_nG)
-        self._fraction_nG = torch.where(better_nG, fraction_nG, self._fraction_nG)
-        self._sign_nG = torch.where(better_nG, sign_nG, self._sign_nG)
         self.scale_nG = torch.where(better_nG, scale_nG, self.scale_nG)
         if zero_nG is not None and self.zero_nG is not None:
             self.zero_nG = torch.where(better_nG, zero_nG, self.zero_nG)
+        return better_nG
 
     def _scale(self, fraction_nG: Tensor, sign_nG: Tensor) -> tuple[Tensor, Tensor | None]:
         """The format's own scale (and zero point) of a range cut down to ``fraction_nG`` of it."""
@@ -101,15 +119,17 @@ class _Search:
         return cast_scale(absmax_nG / (num_steps / 2), self._scale_dtype) * sign_nG.to(self._scale_dtype), None
 
     def _error(self, scale_nG: Tensor, zero_nG: Tensor | None) -> Tensor:
-        """Weighted rounding error [n, G] (the norm, not its square), by the rule of ``layout.encode``."""
-        scheme, rounded_nGg = self._scheme, self._rounded_nGg
-        scale_nG1 = scale_nG.float().unsqueeze(-1)
-        torch.div(self._weight_nGg, scale_nG1, out=rounded_nGg)
-        if zero_nG is None:
-            rounded_nGg.round_().clamp_(scheme.q_min, scheme.q_max)
-        else:
-            zero_nG1 = zero_nG.float().unsqueeze(-1)
-            rounded_nGg.add_(zero_nG1).round_().clamp_(scheme.q_min, scheme.q_max).sub_(zero_nG1)
-        rounded_nGg.mul_(scale_nG1).sub_(self._weight_nGg).mul_(self._root_Gg)
-        error_nG: Tensor = torch.linalg.vector_norm(rounded_nGg, dim=-1)
+        """Weighted rounding error [n, G] (the norm, not its square)."""
+        levels_nGg = self._levels(scale_nG, zero_nG)
+        levels_nGg.mul_(scale_nG.float().unsqueeze(-1)).sub_(self._weight_nGg).mul_(self._root_Gg)
+        error_nG: Tensor = torch.linalg.vector_norm(levels_nGg, dim=-1)
         return error_nG
+
+    def _levels(self, scale_nG: Tensor, zero_nG: Tensor | None) -> Tensor:
+        """Integers less zero points [n, G, g], by the rule of ``layout.encode``; valid until the next call."""
+        scheme, levels_nGg = self._scheme, self._levels_nGg
+        torch.div(self._weight_nGg, scale_nG.float().unsqueeze(-1), out=levels_nGg)
+        if zero_nG is None:
+            return levels_nGg.round_().clamp_(scheme.q_min, scheme.q_max)
+        zero_nG1 = zero_nG.float().unsqueeze(-1)
+        return levels_nGg.add_(zero_nG1).round_().clamp_(scheme.q_min, scheme.q_max).sub_(zero_nG1)

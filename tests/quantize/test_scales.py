@@ -50,6 +50,17 @@ def test_no_group_is_worse_than_with_the_scale_that_covers_it() -> None:
     assert (errors[0] <= errors[1] * (1 + 1e-5)).all()
 
 
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_weight_that_outweighs_its_group_is_met_exactly(sign: float) -> None:
+    weight_NK = torch.randn(64, 32, generator=torch.Generator().manual_seed(3))
+    importance_K = torch.ones(32)
+    importance_K[7] = 1e6
+    weight_NK[:, 7] = sign * (weight_NK[:, 7].abs() + 0.5)
+    for scheme in (w4a16(32), weight_only(4, 32, symmetric=False)):
+        found_NK = round_weight(weight_NK, scheme, torch.float32, importance_K).dequantized()
+        assert ((found_NK - weight_NK)[:, 7].abs() < 1e-3 * weight_NK[:, 7].abs()).all()
+
+
 def test_columns_that_nothing_reads_do_not_count() -> None:
     weight_NK = torch.full((1, 32), 0.5)
     weight_NK[0, 3] = 100.0
