@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from quantpipe.errors import ArtifactError, RecipeError
+from quantpipe.formats.kv_scales import KV_SCALES_NAME
 from quantpipe.formats.scheme import TensorSpec, WeightScheme, scheme_from_config_group
 
 MANIFEST_NAME = "quantpipe.json"
@@ -98,9 +99,10 @@ class Artifact:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over config.json and the weight files, in order of name: what is served, whoever wrote it."""
+        """SHA-256 over config.json, weight files in order of name, and KV scales: what is served, whoever wrote it."""
         total = hashlib.sha256()
-        for path in [self.folder / "config.json", *_weight_files(self.folder)]:
+        scales = self.folder / KV_SCALES_NAME
+        for path in [self.folder / "config.json", *_weight_files(self.folder), *([scales] if scales.is_file() else [])]:
             total.update(f"{path.name}:{file_digest(path)}\n".encode())
         return total.hexdigest()
 

@@ -130,10 +130,14 @@ def test_verify_needs_a_manifest(random_llama: Callable[..., Path]) -> None:
         verify(random_llama())
 
 
-def test_digest_follows_weights_and_config_only(artifact: Artifact) -> None:
+def test_digest_follows_what_is_served_only(artifact: Artifact) -> None:
     before = artifact.digest
     forget_manifest(artifact.folder)
     assert Artifact.open(artifact.folder).digest == before
+    save_file({"model.layers.0.self_attn.k_scale": torch.ones(2)}, artifact.folder / "kv_scales.safetensors")
+    with_scales = Artifact.open(artifact.folder).digest
+    assert with_scales != before
+    (artifact.folder / "kv_scales.safetensors").unlink()
     change_tensors(artifact.folder, lambda tensors: tensors["model.norm.weight"].add_(1))
     assert Artifact.open(artifact.folder).digest != before
 
