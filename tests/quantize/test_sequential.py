@@ -1,7 +1,9 @@
+import gc
 import signal
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +13,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
 
 from quantpipe.formats.scheme import WeightScheme, w4a16, w8a8, weight_only
 from quantpipe.quantize import SOLVERS
 from quantpipe.quantize.discover import find_targets
 from quantpipe.quantize.fake_quant import simulated_logits
 from quantpipe.quantize.gptq import solve_gptq
-from quantpipe.quantize.loading import StreamedModel, load_base_model
+from quantpipe.quantize.loading import StreamedModel
 from quantpipe.quantize.rtn import solve_rtn
 from quantpipe.quantize.sequential import Method, QuantizedModel, quantize_blocks
 from quantpipe.quantize.solver import Solution, SolverInput, SolverOptions
@@ -108,7 +112,7 @@ def test_statistics_are_those_of_the_running_model(
 
     method = Method([], keep, reads_data=True, sequential=sequential, propagate="full")
     quantize(folder, tmp_path, weight_only(8, 32), method, token_ids)
-    model = load_base_model(folder).float()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     inputs: list[torch.Tensor] = []
     hook = model.get_submodule("model.layers.1.mlp.down_proj").register_forward_pre_hook(
         lambda _module, args: inputs.append(args[0])
@@ -163,6 +167,38 @@ def test_two_runs_give_the_same_and_leave_the_callers_settings(
     assert np.array_equal(np.random.get_state()[1], numpy_state)
     assert (torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads()) == before
     assert_same(first, second)
+
+
+def test_one_block_at_a_time_is_in_memory(
+    random_llama: Callable[..., Path], tmp_path: Path, token_ids: TokenIds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the help of the garbage collector: freed blocks would otherwise pile up until it runs."""
+    alive: list[weakref.ref[nn.Module]] = []
+    most = []
+    load, copy = StreamedModel.load_block, StreamedModel.work_copy
+
+    def tracked(make: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+        def made(model: StreamedModel, given: Any) -> nn.Module:
+            block = make(model, given)
+            alive.append(weakref.ref(block))
+            return block
+
+        return made
+
+    def solve(given: SolverInput) -> Solution:
+        most.append(sum(ref() is not None for ref in alive))
+        return solve_gptq(given)
+
+    monkeypatch.setattr(StreamedModel, "load_block", tracked(load))
+    monkeypatch.setattr(StreamedModel, "work_copy", tracked(copy))
+    folder = random_llama(torch.bfloat16, num_hidden_layers=4)
+    gc.disable()
+    try:
+        quantize(folder, tmp_path, w4a16(32), Method([], solve, reads_data=True), token_ids)
+    finally:
+        gc.enable()
+    assert len(most) == 4 * 4
+    assert max(most) == 2  # as it is stored, and at work
 
 
 class KilledError(Exception):
