@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from quantpipe.errors import EXIT_USAGE, RecipeError
 from quantpipe.gate.judge import Limit
 from quantpipe.recipe.model_source import FolderSource, GgufSource, HubSource, PypiSource, parse_source
-from quantpipe.recipe.quantize_section import W4A16, GptqSolver, RtnSolver, SmoothquantTransform
+from quantpipe.recipe.quantize_section import W4A16, GptqSolver, QuantizeSection, RtnSolver, SmoothquantTransform
 from quantpipe.recipe.reference import key_reference, recipe_schema, summary, write_key_reference
 from quantpipe.recipe.schema import Recipe, load_recipe
 
