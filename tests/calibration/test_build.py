@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
+from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
 
 from quantpipe.calibration import build_calibration
@@ -35,6 +36,20 @@ def test_blocks_have_exactly_the_asked_shape_and_follow_from_the_seed(make_set: 
     assert first.digest == again.digest != other.digest
     assert not first.is_short
     assert first.notes == ()
+
+
+def test_a_tokenizer_that_pads_and_truncates_gives_the_same_blocks(make_set: Make, make_tokenizer: Make) -> None:
+    """Statistics are taken over every token of a block, so none may be padding."""
+    folder, plain, padding = make_set(text_rows(40, 19)), make_tokenizer(), make_tokenizer(name="padding")
+    changed = Tokenizer.from_file(str(padding / "tokenizer.json"))
+    changed.enable_padding(direction="left", length=64, pad_id=0, pad_token="!")
+    changed.enable_truncation(max_length=8)
+    changed.save(str(padding / "tokenizer.json"))
+    settings = json.loads((padding / "tokenizer_config.json").read_text())
+    settings |= {"padding_side": "left", "pad_token": "</s>", "model_max_length": 8}
+    (padding / "tokenizer_config.json").write_text(json.dumps(settings))
+    expected, found = (build_calibration(folder, model, 10, 32) for model in (plain, padding))
+    assert found.digest == expected.digest
 
 
 def test_every_packed_sample_is_whole_and_closed_by_one_eos(make_set: Make, make_tokenizer: Make) -> None:
