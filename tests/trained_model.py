@@ -10,7 +10,7 @@ import torch
 from quantpipe.formats.scheme import WeightScheme
 from quantpipe.quantize.discover import find_blocks, find_targets
 from quantpipe.quantize.fake_quant import simulated_logits
-from quantpipe.quantize.loading import StreamedModel, load_base_model
+from quantpipe.quantize.loading import StreamedModel
 from quantpipe.quantize.rtn import solve_rtn
 from quantpipe.quantize.sequential import Method, QuantizedModel, quantize_blocks
 from quantpipe.quantize.solver import Solver, SolverOptions
@@ -37,7 +37,9 @@ def text_of(folder: Path, num_sequences: int) -> tuple[TokenIds, TokenIds]:
 
 def with_outliers(folder: Path, target: Path, factor: float = 30.0) -> Path:
     """The model of ``folder`` with one channel of each norm's output loud; what reads it undoes that."""
-    model = load_base_model(folder)
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder)
     for block in find_blocks(model).blocks:
         for norm, readers in NORMS.items():
             block.get_parameter(f"{norm}.weight").data[5] *= factor

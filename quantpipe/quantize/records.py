@@ -17,8 +17,9 @@ class LayerRecord:
 
     Errors are those of its output on the calibration tokens (of its weights, where no statistics were collected),
     relative and squared: 0 is lossless, 1 is as bad as all-zero weights. ``error_before`` is round to nearest with
-    absmax scales, ``error_after`` what was chosen. ``num_rows_nearest`` counts the rows for which rounding to nearest
-    was no worse than the solver. ``seconds`` is a measurement of this run: it belongs in no artifact.
+    absmax scales, ``error_after`` what was chosen. ``num_rows_nearest`` counts the rows, among all linears solved
+    together with it, for which rounding to nearest was better than the solver. ``seconds`` is a measurement of this
+    run: it belongs in no artifact.
     """
 
     name: str

@@ -16,7 +16,7 @@ from quantpipe.quantize.discover import (
     find_targets,
     shared_input_groups,
 )
-from quantpipe.quantize.loading import StreamedModel, load_base_model
+from quantpipe.quantize.loading import StreamedModel
 from quantpipe.quantize.structure import unroll
 
 W8A16 = weight_only(8, None)
@@ -25,7 +25,7 @@ EXPERTS = r"re:.*[.]experts[.].*"
 
 @pytest.fixture(scope="module")
 def model(random_llama: Callable[..., Path]) -> nn.Module:
-    return load_base_model(random_llama())
+    return StreamedModel.open(random_llama()).module
 
 
 def meta_model(name: str) -> nn.Module:
@@ -144,7 +144,7 @@ def test_an_untied_head_has_no_note(tiny_model: MakeModel) -> None:
 
 
 def test_group_sizes_that_do_not_fit_are_refused_with_those_that_do(random_llama: Callable[..., Path]) -> None:
-    odd = load_base_model(random_llama(hidden_size=96, intermediate_size=128, head_dim=24))
+    odd = StreamedModel.open(random_llama(hidden_size=96, intermediate_size=128, head_dim=24)).module
     message = (
         r"64 does not divide the 96 input features of model\.layers\.0\.self_attn\.q_proj and of 11 more linears; "
         "use 32 or channel"

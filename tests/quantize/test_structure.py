@@ -6,9 +6,10 @@ import pytest
 import torch
 from architectures import ARCHITECTURES, MIXTURES, MakeModel, config_of, random_model
 from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
 
 from quantpipe.formats.artifact import Artifact
-from quantpipe.quantize.loading import StreamedModel, load_base_model
+from quantpipe.quantize.loading import StreamedModel
 from quantpipe.quantize.structure import UnrolledExperts, stored_names, unroll
 
 TOKEN_IDS = torch.arange(3, 35).reshape(2, 16)
@@ -100,7 +101,9 @@ def test_every_parameter_is_found_in_its_shape_and_the_streamed_model_computes_t
         assert model.artifact.stored[key].spec.shape == parameter.shape
     with model.running() as running:
         # two ways to the same float32 sums
-        torch.testing.assert_close(logits(running), logits(load_base_model(folder)), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            logits(running), logits(AutoModelForCausalLM.from_pretrained(folder)), rtol=1e-4, atol=1e-5
+        )
 
 
 def test_a_body_stored_without_its_prefix_is_found(tiny_model: MakeModel, tmp_path: Path) -> None:
@@ -113,7 +116,7 @@ def test_a_body_stored_without_its_prefix_is_found(tiny_model: MakeModel, tmp_pa
     model = StreamedModel.open(tmp_path)
     assert model.names.tensor("model.norm.weight") == "norm.weight"
     with model.running() as running:
-        assert torch.equal(logits(running), logits(load_base_model(folder)))
+        assert torch.equal(logits(running), logits(AutoModelForCausalLM.from_pretrained(folder)))
 
 
 def test_a_parameter_that_is_stored_nowhere_has_no_name(tiny_model: MakeModel) -> None:
