@@ -25,9 +25,10 @@ from quantpipe.gate.record import library_versions, withdraw_verdict, write_text
 from quantpipe.gate.report import ParityRow
 from quantpipe.quantize.by_recipe import Quantization, open_model, quantize_model, scheme_of
 from quantpipe.quantize.checkpoint import discard_work
+from quantpipe.quantize.layer_table import layer_table
 from quantpipe.quantize.loading import StreamedModel
 from quantpipe.quantize.preflight import check_save
-from quantpipe.quantize.records import LayerRecord, QuantizedModel
+from quantpipe.quantize.records import QuantizedModel
 from quantpipe.quantize.transform import TransformRecord
 from quantpipe.quantize.writing import write_quantized
 from quantpipe.recipe.quantize_section import GptqSolver
@@ -46,15 +47,11 @@ DISK_HEADROOM_FRAC = 0.1
 
 @dataclass(frozen=True)
 class Candidate:
-    """A verified artifact, the parity measured when it was made, and whether it stood there before this run.
-
-    ``layers`` tell what happened to each linear in this run, with times; there are none for an artifact used again.
-    """
+    """A verified artifact, the parity measured when it was made, and whether it stood there before this run."""
 
     artifact: Artifact
     parity: tuple[ParityRow, ...]
     was_reused: bool
-    layers: tuple[LayerRecord, ...] = ()
 
 
 def make_candidate(recipe: Recipe, base: BaseModel, config: EngineConfig | None, reporter: Reporter) -> Candidate:
@@ -85,14 +82,15 @@ def make_candidate(recipe: Recipe, base: BaseModel, config: EngineConfig | None,
         quantization = quantize_model(recipe.quantize, model, token_ids_SL, work, fingerprint, reporter)
         for note in transform_notes(quantization.model.transformed):
             reporter.note(note)
+        for line in layer_table(quantization.model).splitlines():
+            reporter.note(line)
     reporter.stage(f"write {folder}")
     withdraw_verdict(recipe.output)
     manifest = _manifest(recipe, base, calibration, quantization, fingerprint)
     artifact = _write(folder, model, quantization, manifest)
     parity = _check_parity(model, quantization, base, artifact, config, recipe, reporter)
-    layers = quantization.model.layers if quantization is not None else ()
     discard_work(recipe.output / WORK_FOLDER)
-    return Candidate(artifact, parity, was_reused=False, layers=layers)
+    return Candidate(artifact, parity, was_reused=False)
 
 
 def _write(

@@ -143,7 +143,7 @@ class AllocateSection(Section):
     """The budget: bits per quantized weight on average, scales included. Give this or `max_bytes`."""
     max_bytes: Count | None = None
     """The budget: bytes of all quantized weights together, scales included."""
-    num_tokens: Annotated[int, Field(ge=64)] = 512
+    num_tokens: Annotated[int, Field(ge=64)] = 256
     """Calibration tokens that the divergence is measured on."""
 
 
