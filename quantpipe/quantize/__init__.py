@@ -6,6 +6,7 @@ To add a transform: one file, one line in ``TRANSFORMS``, one member of its tran
 
 from quantpipe.quantize.awq import apply_awq
 from quantpipe.quantize.gptq import solve_gptq
+from quantpipe.quantize.kv_smoothing import apply_k_smooth
 from quantpipe.quantize.rotate import make_rotate
 from quantpipe.quantize.rtn import solve_rtn
 from quantpipe.quantize.smoothquant import apply_smoothquant
@@ -14,6 +15,7 @@ from quantpipe.quantize.transform import TransformFactory, per_block
 
 TRANSFORMS: dict[str, TransformFactory] = {
     "awq": per_block(apply_awq),
+    "k_smooth": per_block(apply_k_smooth),
     "rotate": make_rotate,
     "smoothquant": per_block(apply_smoothquant),
 }

@@ -192,7 +192,7 @@ def _rows_read(x_K: Tensor, output_R: Tensor, width: int) -> Iterator[Tensor]:
     The first token attends to itself alone, so what its attention gives out are copies of its values: that shows where
     in a fused output the values lie, and which columns share one because their heads share keys and values.
     """
-    copied_K = _copies(x_K, output_R)
+    copied_K = copies(x_K, output_R)
     if copied_K is not None:
         yield copied_K
     parts, rest = divmod(len(output_R), width)
@@ -202,7 +202,7 @@ def _rows_read(x_K: Tensor, output_R: Tensor, width: int) -> Iterator[Tensor]:
         yield from (part + parts * every_K for part in reversed(range(parts)))
 
 
-def _copies(x_K: Tensor, output_R: Tensor) -> Tensor | None:
+def copies(x_K: Tensor, output_R: Tensor) -> Tensor | None:
     """For each column the channel with the same value; None where a column has none."""
     sorted_R, order_R = output_R.sort()
     right_K = torch.searchsorted(sorted_R, x_K).clamp_max(len(sorted_R) - 1)

@@ -28,7 +28,7 @@ from quantpipe.quantize.pair_candidates import (
     trace_block,
 )
 
-__all__ = ["ScalePair", "find_pairs"]
+__all__ = ["ScalePair", "find_pairs", "probes"]
 
 # Enough tokens to tell a true pair from a false one; float64 products over a whole sequence would cost seconds.
 PROBE_TOKENS = 64
@@ -140,7 +140,7 @@ def _probe(block: nn.Module, linears: Mapping[str, nn.Linear], batch: Batch) -> 
     """
     whole = batch.first_sequence(torch.float64)
     best: tuple[int, Batch, Trace, Tensor] | None = None
-    for probe in _probes(whole):
+    for probe in probes(whole):
         try:
             trace, output_LD = trace_block(block, probe)
         except (RuntimeError, ValueError, IndexError):
@@ -156,7 +156,8 @@ def _probe(block: nn.Module, linears: Mapping[str, nn.Linear], batch: Batch) -> 
     return best[1:]
 
 
-def _probes(whole: Batch) -> Iterator[Batch]:
+def probes(whole: Batch) -> Iterator[Batch]:
+    """Inputs to try a proof on, from a sequence in float64: its first tokens, the whole, then random ones."""
     length = whole.hidden_SLD.shape[1]
     if length > PROBE_TOKENS:
         yield Batch(whole.hidden_SLD[:, :PROBE_TOKENS], _cut(whole.kwargs, length))
