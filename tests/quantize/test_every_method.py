@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from quantpipe.errors import RecipeError
 from quantpipe.formats.artifact import Artifact, verify
-from quantpipe.quantize import TRANSFORMS
+from quantpipe.quantize import SOLVERS, TRANSFORMS
 from quantpipe.quantize.by_recipe import Quantization, open_model, quantize_model
 from quantpipe.quantize.loading import StreamedModel
 from quantpipe.quantize.records import QuantizedModel
@@ -56,7 +56,12 @@ METHODS: dict[str, dict[str, Any]] = {
         "transforms": [{"name": "smoothquant"}],
     },
     "rotate gptq": {**GPTQ, "transforms": [{"name": "rotate"}]},
-    "kv": {"solver": {"name": "rtn"}, "scheme": W4A16, "kv_cache": "int8_static"},
+    "k_smooth kv": {
+        "solver": {"name": "rtn"},
+        "scheme": W4A16,
+        "transforms": [{"name": "k_smooth"}],
+        "kv_cache": "int8_static",
+    },
 }
 # transformers does not load experts with 8-bit activations, so they get a scheme of their own.
 EXPERTS_IN_8_BITS = [{"modules": ["re:.*[.]experts[.].*"], "scheme": W8A16}]
@@ -180,6 +185,11 @@ def reloaded(artifact: Artifact) -> Tensor:
     return logits(AutoModelForCausalLM.from_pretrained(artifact.folder, dtype=torch.float32).eval())
 
 
+def test_every_transform_and_solver_is_among_the_methods() -> None:
+    assert {each["name"] for settings in METHODS.values() for each in settings.get("transforms", [])} == set(TRANSFORMS)
+    assert {settings["solver"]["name"] for settings in METHODS.values()} == set(SOLVERS)
+
+
 @pytest.mark.parametrize("family", ARCHITECTURES)
 @pytest.mark.parametrize("method", METHODS)
 def test_method_runs_and_transformers_loads_its_artifact_with_equal_logits(
@@ -197,6 +207,7 @@ def test_method_runs_and_transformers_loads_its_artifact_with_equal_logits(
         return
     done = run(method, family, base, tmp_path, monkeypatch)
     assert done.result.model.weights.keys() == done.result.targets.schemes.keys()
+    assert (done.result.kv is not None) == ("kv_cache" in METHODS[method])
     assert verify(done.artifact.folder) == []
     if done.transformed:
         model, expected = original(family)
