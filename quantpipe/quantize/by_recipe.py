@@ -12,6 +12,7 @@ from quantpipe.quantize import SOLVERS, TRANSFORMS
 from quantpipe.quantize.allocate import Allocation, Budget, allocate
 from quantpipe.quantize.checkpoint import WorkFolder
 from quantpipe.quantize.discover import Targets, check_schemes, find_targets
+from quantpipe.quantize.gpt2 import conversion_note
 from quantpipe.quantize.kv_int8 import KVObserver, KVRecord
 from quantpipe.quantize.loading import StreamedModel
 from quantpipe.quantize.records import QuantizedModel
@@ -68,8 +69,9 @@ def quantize_model(
     """
     overrides = [(each.modules, scheme_of(each.scheme)) for each in section.overrides]
     targets = find_targets(model.module, model.blocks, section.ignore, scheme_of(section.scheme), overrides)
-    for note in targets.notes:
-        reporter.note(note)
+    for note in (conversion_note(model.base), *targets.notes):
+        if note is not None:
+            reporter.note(note)
     work_folder.mkdir(parents=True, exist_ok=True)
     allocation = None
     if section.allocate is not None:

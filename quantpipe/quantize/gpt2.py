@@ -73,6 +73,13 @@ def as_opt(base: Artifact) -> Artifact:
     return replace(base, config=config, stored=stored)
 
 
+def conversion_note(base: Artifact) -> str | None:
+    """What a user should know of a ``base`` that ``as_opt`` has made of a GPT-2; None for any other."""
+    if all(tensor.view is None for tensor in base.stored.values()):
+        return None
+    return "no reader loads a quantized GPT-2; it is written as OPT, which computes the same, under OPT's module names"
+
+
 def _opt_config(base: Artifact) -> dict[str, Any]:
     from transformers import GPT2Config
 

@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_file
 
 from quantpipe.errors import RecipeError
 from quantpipe.formats.artifact import Artifact
-from quantpipe.quantize.gpt2 import as_opt
+from quantpipe.quantize.gpt2 import as_opt, conversion_note
 
 
 @torch.no_grad()
@@ -36,6 +36,11 @@ def test_every_tensor_reads_in_the_shape_it_is_said_to_have(tiny_model: MakeMode
 def test_other_families_are_left_as_they_are(tiny_model: MakeModel) -> None:
     base = Artifact.open(tiny_model("opt"))
     assert as_opt(base) is base
+    assert conversion_note(base) is None
+
+
+def test_the_user_is_told_that_the_artifact_is_an_opt(tiny_model: MakeModel) -> None:
+    assert "written as OPT" in (conversion_note(as_opt(Artifact.open(tiny_model("gpt2")))) or "")
 
 
 @pytest.mark.parametrize(("field", "value"), [("scale_attn_by_inverse_layer_idx", True), ("layer_norm_epsilon", 1e-6)])
