@@ -5,7 +5,7 @@ Quantizer, backends, engine and recipes all read this one list. Keys are stored 
 Shapes: any leading ones, then J KV heads, D head_dim, C stored codes (D, or D / 2 where two share a byte), P parameters
 that a token and head carries beside its codes.
 Source: `int8_per_token_head` is vLLM's rule of that name. Four bits follow Liu et al. 2024, "KIVI: A Tuning-Free
-Asymmetric 2bit Quantization for KV Cache", section 3.1, per token for values and keys alike; unlike vLLM's mode of the
+Asymmetric 2bit Quantization for KV Cache", but per token for values and keys alike; unlike vLLM's mode of the
 name `int4_per_token_head` ours rotates nothing.
 """
 
