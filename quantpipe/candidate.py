@@ -24,12 +24,12 @@ from quantpipe.formats.kv_scales import KV_SCALES_NAME
 from quantpipe.gate.record import library_versions, withdraw_verdict, write_text_atomically
 from quantpipe.gate.report import ParityRow
 from quantpipe.quantize.by_recipe import Quantization, open_model, quantize_model, scheme_of
-from quantpipe.quantize.checkpoint import discard_work
 from quantpipe.quantize.layer_table import layer_table
-from quantpipe.quantize.loading import StreamedModel
+from quantpipe.quantize.loop.checkpoint import discard_work
+from quantpipe.quantize.loop.records import QuantizedModel
+from quantpipe.quantize.model.loading import StreamedModel
 from quantpipe.quantize.preflight import check_save
-from quantpipe.quantize.records import QuantizedModel
-from quantpipe.quantize.transform import TransformRecord
+from quantpipe.quantize.transforms.transform import TransformRecord
 from quantpipe.quantize.writing import write_quantized
 from quantpipe.recipe.quantize_section import GptqSolver
 from quantpipe.recipe.schema import Recipe
@@ -172,8 +172,9 @@ def code_digest() -> str:
     """SHA-256 over the sources that an artifact's bytes depend on: a version number does not change with every edit."""
     total = hashlib.sha256()
     for package in (quantize, formats):
-        for path in sorted(Path(str(package.__file__)).parent.glob("*.py")):
-            total.update(f"{path.name}:{file_digest(path)}\n".encode())
+        folder = Path(str(package.__file__)).parent
+        for path in sorted(folder.rglob("*.py")):
+            total.update(f"{path.relative_to(folder)}:{file_digest(path)}\n".encode())
     return total.hexdigest()
 
 

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from quantpipe.formats.scheme import WeightScheme, w4a16
-from quantpipe.quantize.block_runs import QUANTIZED, HiddenStates, StoredBatches, capture_block_inputs
-from quantpipe.quantize.loading import StreamedModel
-from quantpipe.quantize.transform import TransformInput
+from quantpipe.quantize.model.block_runs import QUANTIZED, HiddenStates, StoredBatches, capture_block_inputs
+from quantpipe.quantize.model.loading import StreamedModel
+from quantpipe.quantize.transforms.transform import TransformInput
 
 
 def given_block(

@@ -8,13 +8,13 @@ import numpy.typing as npt
 import torch
 
 from quantpipe.formats.scheme import WeightScheme
-from quantpipe.quantize.discover import find_blocks, find_targets
 from quantpipe.quantize.fake_quant import simulated_logits
-from quantpipe.quantize.loading import StreamedModel
-from quantpipe.quantize.rtn import solve_rtn
-from quantpipe.quantize.sequential import Method, QuantizedModel, quantize_blocks
-from quantpipe.quantize.solver import Solver, SolverOptions
-from quantpipe.quantize.transform import Transform
+from quantpipe.quantize.loop.sequential import Method, QuantizedModel, quantize_blocks
+from quantpipe.quantize.model.loading import StreamedModel
+from quantpipe.quantize.solvers.rtn import solve_rtn
+from quantpipe.quantize.solvers.solver import Solver, SolverOptions
+from quantpipe.quantize.targets.discover import find_blocks, find_targets
+from quantpipe.quantize.transforms.transform import Transform
 from quantpipe.report import no_progress
 
 TokenIds = npt.NDArray[np.int64]

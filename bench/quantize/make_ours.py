@@ -19,12 +19,12 @@ from quantpipe.formats.artifact_writer import write_artifact
 from quantpipe.formats.kv_mode import kv_mode
 from quantpipe.formats.kv_scales import KV_SCALES_NAME
 from quantpipe.quantize.by_recipe import open_model, quantize_model
-from quantpipe.quantize.discover import Targets
 from quantpipe.quantize.kv_int8 import KVObserver
-from quantpipe.quantize.loading import StreamedModel
-from quantpipe.quantize.records import QuantizedModel
-from quantpipe.quantize.rtn import solve_rtn
-from quantpipe.quantize.sequential import Method, quantize_blocks
+from quantpipe.quantize.loop.records import QuantizedModel
+from quantpipe.quantize.loop.sequential import Method, quantize_blocks
+from quantpipe.quantize.model.loading import StreamedModel
+from quantpipe.quantize.solvers.rtn import solve_rtn
+from quantpipe.quantize.targets.discover import Targets
 from quantpipe.quantize.writing import write_quantized
 from quantpipe.recipe.quantize_section import QuantizeSection
 from quantpipe.report import Reporter

@@ -25,8 +25,8 @@ from quantpipe.errors import ArtifactError
 from quantpipe.formats.artifact import Artifact
 from quantpipe.gate.report import ParityRow
 from quantpipe.quantize.fake_quant import SERVED, TRANSFORMERS, simulated_logits
-from quantpipe.quantize.loading import StreamedModel
-from quantpipe.quantize.records import QuantizedModel
+from quantpipe.quantize.loop.records import QuantizedModel
+from quantpipe.quantize.model.loading import StreamedModel
 
 # Tolerances are mean KL in nats.
 # Nothing but the order of float32 sums may differ.

@@ -4,14 +4,14 @@ To add a solver: one file, one line in ``SOLVERS``, one member of ``quantpipe.re
 To add a transform: one file, one line in ``TRANSFORMS``, one member of its transform union.
 """
 
-from quantpipe.quantize.awq import apply_awq
-from quantpipe.quantize.gptq import solve_gptq
-from quantpipe.quantize.kv_smoothing import apply_k_smooth
-from quantpipe.quantize.rotate import make_rotate
-from quantpipe.quantize.rtn import solve_rtn
-from quantpipe.quantize.smoothquant import apply_smoothquant
-from quantpipe.quantize.solver import Solver
-from quantpipe.quantize.transform import TransformFactory, per_block
+from quantpipe.quantize.solvers.gptq import solve_gptq
+from quantpipe.quantize.solvers.rtn import solve_rtn
+from quantpipe.quantize.solvers.solver import Solver
+from quantpipe.quantize.transforms.awq import apply_awq
+from quantpipe.quantize.transforms.kv_smoothing import apply_k_smooth
+from quantpipe.quantize.transforms.rotate import make_rotate
+from quantpipe.quantize.transforms.smoothquant import apply_smoothquant
+from quantpipe.quantize.transforms.transform import TransformFactory, per_block
 
 TRANSFORMS: dict[str, TransformFactory] = {
     "awq": per_block(apply_awq),

@@ -9,18 +9,18 @@ import numpy.typing as npt
 
 from quantpipe.formats.scheme import WeightScheme, w8a8, weight_only
 from quantpipe.quantize import SOLVERS, TRANSFORMS
-from quantpipe.quantize.allocate import Allocation, Budget, allocate
-from quantpipe.quantize.checkpoint import WorkFolder
-from quantpipe.quantize.discover import Targets, check_schemes, find_targets
-from quantpipe.quantize.gpt2 import conversion_note
 from quantpipe.quantize.kv_int8 import KVObserver, KVRecord
-from quantpipe.quantize.loading import StreamedModel
-from quantpipe.quantize.records import QuantizedModel
-from quantpipe.quantize.sensitivity import measure_sensitivity, sample_tokens
-from quantpipe.quantize.sensitivity_store import remembered
-from quantpipe.quantize.sequential import Method, quantize_blocks
-from quantpipe.quantize.solver import SolverOptions
-from quantpipe.quantize.watched_attention import watched_attention
+from quantpipe.quantize.loop.checkpoint import WorkFolder
+from quantpipe.quantize.loop.records import QuantizedModel
+from quantpipe.quantize.loop.sequential import Method, quantize_blocks
+from quantpipe.quantize.model.gpt2 import conversion_note
+from quantpipe.quantize.model.loading import StreamedModel
+from quantpipe.quantize.model.watched_attention import watched_attention
+from quantpipe.quantize.solvers.solver import SolverOptions
+from quantpipe.quantize.targets.allocate import Allocation, Budget, allocate
+from quantpipe.quantize.targets.discover import Targets, check_schemes, find_targets
+from quantpipe.quantize.targets.sensitivity import measure_sensitivity, sample_tokens
+from quantpipe.quantize.targets.sensitivity_store import remembered
 from quantpipe.recipe.quantize_section import W8A8, AllocateSection, GptqSolver, QuantizeSection, Scheme
 from quantpipe.report import Reporter
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from quantpipe.formats.artifact_writer import EXPERT_PART
-from quantpipe.quantize.block_solving import fake_quantize_input
-from quantpipe.quantize.loading import StreamedModel
-from quantpipe.quantize.records import QuantizedModel
+from quantpipe.quantize.loop.block_solving import fake_quantize_input
+from quantpipe.quantize.loop.records import QuantizedModel
+from quantpipe.quantize.model.loading import StreamedModel
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 from quantpipe.errors import DataError
 from quantpipe.formats.kv_mode import KV_MODES, KVMode, kv_mode, round_kv, static_scale
 from quantpipe.formats.kv_scales import KVScales
-from quantpipe.quantize.watched_attention import AttentionCall, watching_attention
+from quantpipe.quantize.model.watched_attention import AttentionCall, watching_attention
 
 # Errors are measured on about so many tokens of a layer, so that memory does not grow with the samples.
 SAMPLED_TOKENS = 1024

@@ -2,8 +2,8 @@
 
 from io import StringIO
 
-from quantpipe.quantize.records import LayerRecord, QuantizedModel
-from quantpipe.quantize.transform import TransformRecord
+from quantpipe.quantize.loop.records import LayerRecord, QuantizedModel
+from quantpipe.quantize.transforms.transform import TransformRecord
 
 NUM_LINEARS = 12
 # Rich would break lines to the width of whatever runs it; a table that is passed on as text has one of its own.

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from quantpipe.formats.artifact import Artifact
 from quantpipe.formats.artifact_writer import quantization_config, write_artifact
-from quantpipe.quantize.discover import Targets
-from quantpipe.quantize.loading import StreamedModel
-from quantpipe.quantize.records import QuantizedModel
+from quantpipe.quantize.loop.records import QuantizedModel
+from quantpipe.quantize.model.loading import StreamedModel
+from quantpipe.quantize.targets.discover import Targets
 
 
 def write_quantized(

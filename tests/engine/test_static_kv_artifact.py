@@ -15,10 +15,10 @@ from quantpipe.errors import ArtifactError
 from quantpipe.formats.artifact import Artifact, verify
 from quantpipe.formats.artifact_writer import write_artifact
 from quantpipe.formats.kv_scales import KV_SCALES_NAME
-from quantpipe.quantize.block_runs import QUANTIZED, HiddenStates, StoredBatches, capture_block_inputs, run_block
 from quantpipe.quantize.kv_int8 import KVObserver
-from quantpipe.quantize.loading import StreamedModel
-from quantpipe.quantize.watched_attention import watched_attention
+from quantpipe.quantize.model.block_runs import QUANTIZED, HiddenStates, StoredBatches, capture_block_inputs, run_block
+from quantpipe.quantize.model.loading import StreamedModel
+from quantpipe.quantize.model.watched_attention import watched_attention
 
 
 @pytest.fixture(scope="module")

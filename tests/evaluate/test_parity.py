@@ -11,11 +11,11 @@ from quantpipe.formats.artifact import Artifact
 from quantpipe.formats.artifact_writer import QuantWeight, quantization_config, write_artifact
 from quantpipe.formats.scheme import WeightScheme, w4a16, w8a8
 from quantpipe.gate.report import ParityRow
-from quantpipe.quantize.discover import find_targets
-from quantpipe.quantize.loading import StreamedModel
-from quantpipe.quantize.rtn import solve_rtn
-from quantpipe.quantize.sequential import Method, QuantizedModel, quantize_blocks
-from quantpipe.quantize.solver import SolverOptions
+from quantpipe.quantize.loop.sequential import Method, QuantizedModel, quantize_blocks
+from quantpipe.quantize.model.loading import StreamedModel
+from quantpipe.quantize.solvers.rtn import solve_rtn
+from quantpipe.quantize.solvers.solver import SolverOptions
+from quantpipe.quantize.targets.discover import find_targets
 from quantpipe.report import no_progress
 
 CONFIG = EngineConfig(num_threads=1)

@@ -14,12 +14,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from quantpipe.formats.artifact import Artifact
 from quantpipe.formats.artifact_writer import quantization_config, write_artifact
 from quantpipe.formats.scheme import w4a16, w8a8
-from quantpipe.quantize.discover import find_targets
 from quantpipe.quantize.fake_quant import simulated_logits
-from quantpipe.quantize.loading import StreamedModel
-from quantpipe.quantize.rtn import solve_rtn
-from quantpipe.quantize.sequential import Method, quantize_blocks
-from quantpipe.quantize.solver import SolverOptions
+from quantpipe.quantize.loop.sequential import Method, quantize_blocks
+from quantpipe.quantize.model.loading import StreamedModel
+from quantpipe.quantize.solvers.rtn import solve_rtn
+from quantpipe.quantize.solvers.solver import SolverOptions
+from quantpipe.quantize.targets.discover import find_targets
 from quantpipe.report import no_progress
 
 FOLDER = Path(__file__).parent

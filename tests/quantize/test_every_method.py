@@ -18,9 +18,9 @@ from quantpipe.errors import RecipeError
 from quantpipe.formats.artifact import Artifact, verify
 from quantpipe.quantize import SOLVERS, TRANSFORMS
 from quantpipe.quantize.by_recipe import Quantization, open_model, quantize_model
-from quantpipe.quantize.loading import StreamedModel
-from quantpipe.quantize.records import QuantizedModel
-from quantpipe.quantize.transform import Transform, TransformInput, TransformRecord
+from quantpipe.quantize.loop.records import QuantizedModel
+from quantpipe.quantize.model.loading import StreamedModel
+from quantpipe.quantize.transforms.transform import Transform, TransformInput, TransformRecord
 from quantpipe.quantize.writing import write_quantized
 from quantpipe.recipe.quantize_section import QuantizeSection
 from quantpipe.report import Reporter

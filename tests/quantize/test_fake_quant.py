@@ -8,15 +8,15 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from quantpipe.formats.scheme import WeightScheme, w4a16, w8a8, weight_only
-from quantpipe.quantize.discover import Override, find_targets
 from quantpipe.quantize.fake_quant import SERVED, TRANSFORMERS, simulated_logits
-from quantpipe.quantize.gptq import solve_gptq
-from quantpipe.quantize.loading import StreamedModel
-from quantpipe.quantize.records import QuantizedModel
-from quantpipe.quantize.rtn import solve_rtn
-from quantpipe.quantize.sequential import Method, quantize_blocks
-from quantpipe.quantize.solver import SolverOptions
-from quantpipe.quantize.transform import TransformInput, TransformRecord
+from quantpipe.quantize.loop.records import QuantizedModel
+from quantpipe.quantize.loop.sequential import Method, quantize_blocks
+from quantpipe.quantize.model.loading import StreamedModel
+from quantpipe.quantize.solvers.gptq import solve_gptq
+from quantpipe.quantize.solvers.rtn import solve_rtn
+from quantpipe.quantize.solvers.solver import SolverOptions
+from quantpipe.quantize.targets.discover import Override, find_targets
+from quantpipe.quantize.transforms.transform import TransformInput, TransformRecord
 from quantpipe.quantize.writing import write_quantized
 from quantpipe.report import no_progress
 

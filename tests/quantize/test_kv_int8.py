@@ -14,7 +14,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 from quantpipe.errors import DataError, RecipeError
 from quantpipe.quantize import kv_int8
 from quantpipe.quantize.kv_int8 import MEASURED_MODES, KVLayerRecord, KVObserver
-from quantpipe.quantize.watched_attention import AttentionCall, watched_attention, watching_attention
+from quantpipe.quantize.model.watched_attention import AttentionCall, watched_attention, watching_attention
 
 
 def open_model(make_model: MakeModel, name: str = "llama", attention: str | None = None) -> Any:

@@ -1,6 +1,6 @@
 from quantpipe.quantize.layer_table import layer_table
-from quantpipe.quantize.records import LayerRecord, QuantizedModel
-from quantpipe.quantize.transform import TransformRecord
+from quantpipe.quantize.loop.records import LayerRecord, QuantizedModel
+from quantpipe.quantize.transforms.transform import TransformRecord
 
 
 def layer(name: str, before: float, after: float, damp_frac: float = 0.01) -> LayerRecord:

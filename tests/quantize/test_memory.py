@@ -19,12 +19,12 @@ from pathlib import Path
 import numpy as np
 import torch
 from quantpipe.formats.scheme import w4a16
-from quantpipe.quantize import block_solving
-from quantpipe.quantize.discover import find_targets
-from quantpipe.quantize.gptq import solve_gptq
-from quantpipe.quantize.loading import StreamedModel
-from quantpipe.quantize.sensitivity import measure_sensitivity
-from quantpipe.quantize.sequential import Method, quantize_blocks
+from quantpipe.quantize.loop import block_solving
+from quantpipe.quantize.targets.discover import find_targets
+from quantpipe.quantize.solvers.gptq import solve_gptq
+from quantpipe.quantize.model.loading import StreamedModel
+from quantpipe.quantize.targets.sensitivity import measure_sensitivity
+from quantpipe.quantize.loop.sequential import Method, quantize_blocks
 from quantpipe.report import no_progress
 
 what, work = sys.argv[1], Path(sys.argv[2])
