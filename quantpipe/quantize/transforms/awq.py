@@ -143,11 +143,11 @@ def _parent_error(given: TransformInput, pair: ScalePair, sequences: Sequence[Ba
     """The relative squared error of what the smallest module with all of a pair's consumers gives out."""
     parent = given.block.get_submodule(_parent_of(pair.consumers))
     calls = _calls_of(given.block, parent, sequences)
-    energy = sum(_energy(output_TD) for output_TD in calls.output)
+    energy = sum(_energy(_later(output)) for output in calls.output)
 
     def error() -> float:
         found = [_first(parent(*args, **kwargs)) for args, kwargs in calls.given]
-        return sum(_energy(a - b) for a, b in zip(found, calls.output, strict=True)) / energy
+        return sum(_energy(_later(a - b)) for a, b in zip(found, calls.output, strict=True)) / energy
 
     return error
 
@@ -181,6 +181,11 @@ def _calls_of(block: nn.Module, module: nn.Module, sequences: Sequence[Batch]) -
 def _first(output: Any) -> Tensor:
     tensor: Tensor = output[0] if isinstance(output, tuple) else output
     return tensor
+
+
+def _later(output: Tensor) -> Tensor:
+    """Without the first token of each sequence: models park enormous values there, which would outweigh all others."""
+    return output[:, 1:] if output.ndim == 3 and output.shape[1] > 1 else output
 
 
 def _energy(x: Tensor) -> float:
