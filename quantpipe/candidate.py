@@ -23,7 +23,7 @@ from quantpipe.formats.artifact_writer import estimated_bytes, write_artifact
 from quantpipe.formats.kv_scales import KV_SCALES_NAME
 from quantpipe.gate.record import library_versions, withdraw_verdict, write_text_atomically
 from quantpipe.gate.report import ParityRow
-from quantpipe.quantize.by_recipe import Quantization, open_model, quantize_model, scheme_of
+from quantpipe.quantize.by_recipe import Quantization, open_model, quantize_model, scheme_of, targets_of
 from quantpipe.quantize.layer_table import layer_table
 from quantpipe.quantize.loop.checkpoint import discard_work
 from quantpipe.quantize.loop.records import QuantizedModel
@@ -65,14 +65,16 @@ def make_candidate(recipe: Recipe, base: BaseModel, config: EngineConfig | None,
         raise RecipeError(f"model: {base.folder} is quantized already; give the full-precision model")
     folder = recipe.output / ARTIFACT_FOLDER
     _check_disk(recipe, base_artifact)
+    model = open_model(base.folder, recipe.model.trust_remote_code)
+    check_save(folder, model.base)
+    if recipe.quantize is not None:
+        targets_of(recipe.quantize, model)  # what cannot be quantized is refused before calibration
     calibration = _build_calibration(recipe, base, reporter)
     fingerprint = _fingerprint(recipe, base, calibration)
     reused = _reusable(folder, fingerprint)
     if reused is not None:
         reporter.note(f"unchanged since the last run: {folder}")
         return reused
-    model = open_model(base.folder, recipe.model.trust_remote_code)
-    check_save(folder, model.base)
     quantization = None
     if recipe.quantize is not None:
         names = [*(each.name for each in recipe.quantize.transforms), recipe.quantize.solver.name]

@@ -67,8 +67,7 @@ def quantize_model(
     What cannot be quantized is refused before anything long begins. A run that was killed is taken up again where
     ``work_folder`` holds finished blocks under the same ``fingerprint``.
     """
-    overrides = [(each.modules, scheme_of(each.scheme)) for each in section.overrides]
-    targets = find_targets(model.module, model.blocks, section.ignore, scheme_of(section.scheme), overrides)
+    targets = targets_of(section, model)
     for note in (conversion_note(model.base), *targets.notes):
         if note is not None:
             reporter.note(note)
@@ -92,6 +91,12 @@ def quantize_model(
         )
     kv = None if method.kv is None else method.kv.finish(len(model.blocks.blocks))
     return Quantization(quantized, targets, allocation, kv)
+
+
+def targets_of(section: QuantizeSection, model: StreamedModel) -> Targets:
+    """The linears that ``section`` quantizes, and how. RecipeError where some of it cannot be."""
+    overrides = [(each.modules, scheme_of(each.scheme)) for each in section.overrides]
+    return find_targets(model.module, model.blocks, section.ignore, scheme_of(section.scheme), overrides)
 
 
 def scheme_of(section: Scheme) -> WeightScheme:

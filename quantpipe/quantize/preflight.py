@@ -4,6 +4,7 @@ to where it is going to be, and read back as readers do."""
 import json
 import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from quantpipe.errors import DataError
@@ -13,6 +14,7 @@ from quantpipe.formats.artifact_writer import companion_files
 
 def check_save(target: Path, base: Artifact) -> None:
     """Raise DataError where an artifact of ``base`` cannot be written at ``target``, or would not load afterwards."""
+    was_there = target.parent.exists()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".trial-{target.name}-", dir=target.parent) as trial:
@@ -22,6 +24,10 @@ def check_save(target: Path, base: Artifact) -> None:
             _check_loads(Path(trial), base.folder, [path.name for path in companions])
     except OSError as error:
         raise DataError(f"{target}: cannot be written: {error.strerror or error}; choose another `output`") from error
+    finally:
+        if not was_there:  # a run that is refused leaves nothing behind
+            with suppress(OSError):
+                target.parent.rmdir()
 
 
 def _check_loads(trial: Path, origin: Path, companions: list[str]) -> None:

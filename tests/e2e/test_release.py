@@ -193,7 +193,7 @@ def test_four_bits_with_gptq_make_an_artifact_and_a_verdict(make_project: Callab
     assert cli.run(["run", str(folder / "recipe.yaml"), "--quiet"]) in (0, 4, 5)
     manifest = json.loads((folder / "run" / "artifact" / "quantpipe.json").read_text())
     assert manifest["calibration"]["num_sequences"] == 16
-    assert all(0 < layer["output_error"] < 0.2 for layer in manifest["layers"])
+    assert all(0 < layer["error_after"] < 0.2 for layer in manifest["layers"])
     assert all(layer["damp_frac"] > 0 for layer in manifest["layers"])
 
 
@@ -226,8 +226,9 @@ def test_a_group_size_that_does_not_divide_ends_with_2_before_calibration(
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(tiny / name, model / name)
     arguments = ["run", str(folder / "recipe.yaml"), "--quiet", "--set", f"model={model}"]
+    capsys.readouterr()  # what saving the model showed
     assert cli.run([*arguments, "--set", "quantize.scheme={name: w4a16, group_size: 64}"]) == 2
     error = capsys.readouterr().err.strip()
-    assert "64 does not divide the 96 input features of model.layers.0.self_attn.q_proj; use 32" in error
+    assert "64 does not divide the 96 input features of model.layers.0.self_attn.q_proj" in error
     assert len(error.splitlines()) == 1
     assert not (folder / "run").exists()
