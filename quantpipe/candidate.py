@@ -67,8 +67,9 @@ def make_candidate(recipe: Recipe, base: BaseModel, config: EngineConfig | None,
     _check_disk(recipe, base_artifact)
     model = open_model(base.folder, recipe.model.trust_remote_code)
     check_save(folder, model.base)
-    if recipe.quantize is not None:
-        targets_of(recipe.quantize, model)  # what cannot be quantized is refused before calibration
+    if recipe.quantize is not None:  # what cannot be quantized is refused before calibration
+        targets_of(recipe.quantize, model)
+        model.check_finite()
     calibration = _build_calibration(recipe, base, reporter)
     fingerprint = _fingerprint(recipe, base, calibration)
     reused = _reusable(folder, fingerprint)

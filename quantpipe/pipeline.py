@@ -14,6 +14,7 @@ from quantpipe.formats.artifact import Artifact
 from quantpipe.gate.judge import GateResult
 from quantpipe.judgement import engine_config, judge_candidate, read_questions
 from quantpipe.models import describe
+from quantpipe.models.weights import check_tensors
 from quantpipe.recipe.schema import Recipe
 from quantpipe.report import Reporter
 from quantpipe.sources.base_model import BaseModel, resolve_model
@@ -45,7 +46,7 @@ def quantize_recipe(recipe: Recipe, cache_folder: Path, reporter: Reporter) -> C
         base = _resolve(recipe, cache_folder, reporter)
         config: EngineConfig | None = engine_config(recipe)
         try:
-            describe(Artifact.open(base.folder))
+            _check_served(base)
         except ArtifactError as error:
             reporter.note(f"parity is checked in transformers only: {error}")
             config = None
@@ -135,8 +136,14 @@ def _resolve(recipe: Recipe, cache_folder: Path, reporter: Reporter) -> BaseMode
 def _resolve_served(recipe: Recipe, cache_folder: Path, reporter: Reporter) -> BaseModel:
     """The base model; one that the runtime cannot serve is refused before any work."""
     base = _resolve(recipe, cache_folder, reporter)
-    describe(Artifact.open(base.folder))
+    _check_served(base)
     return base
+
+
+def _check_served(base: BaseModel) -> None:
+    """Raise ArtifactError where the runtime does not serve the base model: its family, a setting, or its tensors."""
+    artifact = Artifact.open(base.folder)
+    check_tensors(describe(artifact), artifact)
 
 
 def _sets(overrides: Sequence[str]) -> str:

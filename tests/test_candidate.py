@@ -109,3 +109,42 @@ def test_shapes_that_fit_no_group_are_refused_before_calibration(
     base = BaseModel(odd, "odd", "0", is_dequantized=False)
     with pytest.raises(RecipeError, match="use channel, or list them"):
         make_candidate(recipe(base, tmp_path / "run", scheme={"name": "w4a16"}), base, CONFIG, quiet)
+
+
+def test_files_that_are_no_artifact_are_never_replaced(base: BaseModel, tmp_path: Path, quiet: Reporter) -> None:
+    precious = tmp_path / "run" / "artifact" / "precious.txt"
+    precious.parent.mkdir(parents=True)
+    precious.write_text("mine")
+    with pytest.raises(DataError, match="holds files that are no artifact"):
+        make_candidate(recipe(base, tmp_path / "run"), base, CONFIG, quiet)
+    assert precious.read_text() == "mine"
+    assert list((tmp_path / "run").iterdir()) == [precious.parent]
+
+
+def test_a_weight_that_is_not_finite_is_named_before_any_block_is_quantized(
+    base: BaseModel, tmp_path: Path, quiet: Reporter
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path / "model"
+    shutil.copytree(base.folder, folder)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.5.mlp.up_proj.weight"][3, 4] = float("nan")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    damaged = BaseModel(folder, "damaged", "0", is_dequantized=False)
+    with pytest.raises(DataError, match=r"model\.layers\.5\.mlp\.up_proj\.weight holds NaN"):
+        make_candidate(recipe(damaged, tmp_path / "run"), damaged, CONFIG, quiet)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_budget_out_of_reach_is_refused_before_calibration(base: BaseModel, tmp_path: Path, quiet: Reporter) -> None:
+    allocate = {"scheme": {"name": "w8a16", "group_size": 32}, "average_bits": 3.0}
+    wanted = recipe(base, tmp_path / "run", scheme={"name": "w4a16", "group_size": 32}, allocate=allocate)
+    with pytest.raises(RecipeError, match="legal range"):
+        make_candidate(wanted, base, CONFIG, quiet)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_finished_run_leaves_no_work_folder(base: BaseModel, tmp_path: Path, quiet: Reporter) -> None:
+    make_candidate(recipe(base, tmp_path / "run"), base, CONFIG, quiet)
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["artifact", "parity.json"]

@@ -130,6 +130,7 @@ def write_artifact(
     folder cannot be written, or ``tensors`` do not fit the base.
     """
     tensors, added = tensors or {}, dict(added or {})
+    check_replaceable(target)
     for name, tensor in tensors.items():
         _check_replacement(base, name, tensor)
     for module in sorted(module for module in weights if f"{module}.weight" not in base.stored):
@@ -158,6 +159,14 @@ def write_artifact(
         _write_json(partial / MANIFEST_NAME, complete)
         Artifact.open(partial)
     return Artifact.open(target)
+
+
+def check_replaceable(target: Path) -> None:
+    """Raise DataError where ``target`` holds something that is no artifact: it would be lost."""
+    if target.is_dir() and not (target / MANIFEST_NAME).exists() and any(target.iterdir()):
+        raise DataError(
+            f"{target}: holds files that are no artifact of quantpipe; move them, or choose another `output`"
+        )
 
 
 def companion_files(folder: Path) -> list[Path]:

@@ -17,7 +17,7 @@ from quantpipe.quantize.model.gpt2 import conversion_note
 from quantpipe.quantize.model.loading import StreamedModel
 from quantpipe.quantize.model.watched_attention import watched_attention
 from quantpipe.quantize.solvers.solver import SolverOptions
-from quantpipe.quantize.targets.allocate import Allocation, Budget, allocate
+from quantpipe.quantize.targets.allocate import Allocation, Budget, LinearSet, allocate
 from quantpipe.quantize.targets.discover import Targets, check_schemes, find_targets
 from quantpipe.quantize.targets.sensitivity import measure_sensitivity, sample_tokens
 from quantpipe.quantize.targets.sensitivity_store import remembered
@@ -96,7 +96,10 @@ def quantize_model(
 def targets_of(section: QuantizeSection, model: StreamedModel) -> Targets:
     """The linears that ``section`` quantizes, and how. RecipeError where some of it cannot be."""
     overrides = [(each.modules, scheme_of(each.scheme)) for each in section.overrides]
-    return find_targets(model.module, model.blocks, section.ignore, scheme_of(section.scheme), overrides)
+    targets = find_targets(model.module, model.blocks, section.ignore, scheme_of(section.scheme), overrides)
+    if section.allocate is not None:
+        _check_budget(section, section.allocate, model, targets)
+    return targets
 
 
 def scheme_of(section: Scheme) -> WeightScheme:
@@ -119,6 +122,18 @@ def _method(section: QuantizeSection, model: StreamedModel, has_data: bool) -> M
         return Method(transforms, solve, options, True, solver.sequential, solver.propagate, kv)
     options = SolverOptions(scales=solver.scales)
     return Method(transforms, solve, options, reads_data=solver.scales == "hessian", kv=kv)
+
+
+def _check_budget(section: QuantizeSection, wanted: AllocateSection, model: StreamedModel, targets: Targets) -> None:
+    """Raise RecipeError for a budget outside what the schemes can take, which depends on shapes only."""
+    low = scheme_of(section.scheme)
+    free: list[LinearSet] = []
+    fixed: list[LinearSet] = []
+    for name, scheme in targets.schemes.items():
+        weight = model.module.get_parameter(f"{name}.weight")
+        part = LinearSet({name: (weight.shape[0], weight.shape[1])}, scheme, model.dtype_of(f"{name}.weight"))
+        (free if scheme == low else fixed).append(part)
+    allocate(free, scheme_of(wanted.scheme), Budget(wanted.average_bits, wanted.max_bytes), fixed)
 
 
 def _allocate(

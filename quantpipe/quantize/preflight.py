@@ -9,11 +9,12 @@ from pathlib import Path
 
 from quantpipe.errors import DataError
 from quantpipe.formats.artifact import Artifact
-from quantpipe.formats.artifact_writer import companion_files
+from quantpipe.formats.artifact_writer import check_replaceable, companion_files
 
 
 def check_save(target: Path, base: Artifact) -> None:
     """Raise DataError where an artifact of ``base`` cannot be written at ``target``, or would not load afterwards."""
+    check_replaceable(target)
     was_there = target.parent.exists()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -35,9 +35,16 @@ def _calibration_problems(data: Mapping[str, Any]) -> Iterator[Problem]:
     if not has_calibration:
         for path, reader in readers:
             yield Problem(path, f"{reader} reads calibration data; add a calibration section")
-    elif not readers and isinstance(value_at(data, ("quantize", "solver", "name")), str):
+    elif not readers and _names_are_legal(data):
         solver = value_at(data, ("quantize", "solver", "name"))
         yield Problem(("calibration",), f"solver {solver!r} reads no data; remove the calibration section", at_key=True)
+
+
+def _names_are_legal(data: Mapping[str, Any]) -> bool:
+    """Whether solver and transforms are written so that it is known what reads data."""
+    transforms = value_at(data, ("quantize", "transforms"))
+    is_list = transforms is None or (isinstance(transforms, list) and len(transforms) == len(_transforms(data)))
+    return is_list and isinstance(value_at(data, ("quantize", "solver", "name")), str)
 
 
 def _data_readers(data: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:

@@ -130,6 +130,8 @@ def discard_work(root: Path, keep: Path | None = None) -> None:
     for marker in sorted(root.glob(f"*/{MARKER_NAME}")):
         if marker.parent != keep:
             shutil.rmtree(marker.parent)
+    if keep is None and root.is_dir() and not any(root.iterdir()):
+        root.rmdir()
 
 
 @dataclass(frozen=True)

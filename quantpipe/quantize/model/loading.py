@@ -131,6 +131,11 @@ class StreamedModel:
         stored = next((other for other in others if other in self.artifact.stored), name)
         return self.stored_dtype(stored, self.module.get_parameter(stored).shape)
 
+    def check_finite(self) -> None:
+        """Read every weight once. DataError names the first that is NaN or infinite, before anything takes long."""
+        for name in sorted(self.artifact.stored):
+            self.stored(name)
+
     def stored_dtype(self, name: str, shape: torch.Size) -> torch.dtype:
         """The dtype a parameter is stored in. ArtifactError where it is missing, of another shape, or quantized."""
         folder = self.artifact.folder
