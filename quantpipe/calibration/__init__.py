@@ -5,8 +5,20 @@ start with at most one BOS and end with exactly one EOS (``rendering``); a seede
 cut into blocks (``packing``). Light to import: transformers is loaded only when a tokenizer is opened.
 """
 
-from quantpipe.calibration.build import CalibrationSet, build_calibration
+from quantpipe.calibration.account import SourceAccount, account_table
+from quantpipe.calibration.build import build_calibration
+from quantpipe.calibration.calibration_set import Budget, BuildContext, CalibrationSet, Document, digest_blocks
 from quantpipe.calibration.definition import SetDefinition, load_set
-from quantpipe.calibration.packing import SourceAccount
 
-__all__ = ["CalibrationSet", "SetDefinition", "SourceAccount", "build_calibration", "load_set"]
+__all__ = [
+    "Budget",
+    "BuildContext",
+    "CalibrationSet",
+    "Document",
+    "SetDefinition",
+    "SourceAccount",
+    "account_table",
+    "build_calibration",
+    "digest_blocks",
+    "load_set",
+]

@@ -1,19 +1,15 @@
 """From a set's folder to a CalibrationSet: read, render, choose, pack, and say what became of every source."""
 
-import hashlib
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import assert_never
 
-import numpy as np
-import numpy.typing as npt
-
+from quantpipe.calibration.calibration_set import CalibrationSet, digest_blocks
 from quantpipe.calibration.definition import JsonlSource, PythonStdlibSource, SetDefinition, Source, load_set
 from quantpipe.calibration.jsonl import read_jsonl
-from quantpipe.calibration.packing import Packed, Selection, SourceAccount
+from quantpipe.calibration.packing import Packed, Selection
 from quantpipe.calibration.python_stdlib import read_python_stdlib
 from quantpipe.calibration.rendering import Renderer
 from quantpipe.calibration.samples import RowProblems, Sample
@@ -23,27 +19,6 @@ from quantpipe.report import Progress, no_progress
 BATCH_SAMPLES = 256
 MIN_DISTINCT_SAMPLES = 16
 MIN_MEAN_TOKENS = 16
-
-
-@dataclass(frozen=True, eq=False)
-class CalibrationSet:
-    """Token ids [num_sequences, sequence_length] to calibrate on, and where they came from.
-
-    ``digest`` identifies the blocks: it changes with any token, so it serves as the key of a cache.
-    ``notes`` are sentences for the user about a set that is legal but weak.
-    """
-
-    name: str
-    token_ids: npt.NDArray[np.int64]
-    num_sequences_asked: int
-    account: tuple[SourceAccount, ...]
-    digest: str
-    notes: tuple[str, ...] = ()
-
-    @property
-    def is_short(self) -> bool:
-        """Whether fewer sequences came out than were asked for."""
-        return len(self.token_ids) < self.num_sequences_asked
 
 
 def build_calibration(
@@ -95,12 +70,6 @@ def read_source(source: Source, folder: Path, problems: RowProblems) -> Iterator
             return read_python_stdlib(source)
         case _:
             assert_never(source)
-
-
-def digest_blocks(token_ids: npt.NDArray[np.int64]) -> str:
-    """SHA-256 over the shape and the token ids as little-endian 64-bit integers."""
-    shape = "x".join(str(size) for size in token_ids.shape)
-    return hashlib.sha256(f"{shape}\n".encode() + token_ids.astype("<i8").tobytes()).hexdigest()
 
 
 def _render(samples: Iterator[Sample], renderer: Renderer, problems: RowProblems) -> Iterator[list[int]]:

@@ -11,17 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-
-@dataclass(frozen=True)
-class SourceAccount:
-    """What became of one source. Tokens count BOS and EOS; a truncated sample is the one that the last block cut."""
-
-    name: str
-    num_samples_available: int
-    num_samples_used: int
-    num_tokens_available: int
-    num_tokens_used: int
-    num_samples_truncated: int
+from quantpipe.calibration.account import SourceAccount
 
 
 @dataclass(frozen=True)

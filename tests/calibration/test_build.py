@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
 
 from quantpipe.calibration import build_calibration
-from quantpipe.calibration.build import digest_blocks
+from quantpipe.calibration.calibration_set import digest_blocks
 from quantpipe.errors import DataError
 
 Make = Callable[..., Path]
