@@ -15,7 +15,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("backends",),
     ("quantize", "engine"),
     ("evaluate", "bench", "serve"),
-    ("candidate", "judgement", "pipeline"),
+    ("candidate", "judgement", "pipeline", "self_text", "self_text_writer"),
     ("cli",),
 )
 ROW_OF = {name: row for row, names in enumerate(ROWS) for name in names}
