@@ -4,7 +4,7 @@ Shapes: S sequences, L sequence_length.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,13 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from quantpipe.calibration.account import SourceAccount
+from quantpipe.calibration.self_text import WriteText
 
 if TYPE_CHECKING:
     from quantpipe.calibration.leakage import EvalText
 
 OnLeakage = Literal["refuse", "drop"]
-# Text that the base model generates for a source of kind `self`: the source's settings in, one text per sample out.
-Generate = Callable[[Any], Iterable[str]]
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class BuildContext:
     work_folder: Path | None = None
     eval_texts: "Sequence[EvalText]" = ()
     on_leakage: OnLeakage = "refuse"
-    generate: Generate | None = None
+    generate: WriteText | None = None
 
 
 @dataclass(frozen=True)
