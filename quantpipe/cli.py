@@ -7,23 +7,22 @@ import errno
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
 from quantpipe import __version__
+from quantpipe.cli_calibrate import calibrate
+from quantpipe.cli_options import cache_folder, open_reporter, recipe_arguments
 from quantpipe.errors import EXIT_DATA, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_PASS, EXIT_USAGE, QuantpipeError
 
 if TYPE_CHECKING:
     from quantpipe.gate.judge import GateResult
-    from quantpipe.report import Reporter
 
 EXIT_BROKEN_PIPE = 141  # as a shell reports a process that wrote to a closed pipe
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 @dataclass
@@ -42,17 +41,7 @@ def commands(session: Session, debug: bool) -> None:
     session.debug = debug
 
 
-def recipe_arguments(command: Command) -> Command:
-    """Give a command its RECIPE argument and the ``--set`` option."""
-    option = click.option(
-        "--set",
-        "overrides",
-        multiple=True,
-        metavar="KEY.PATH=VALUE",
-        help="Replace or add one value of the recipe; read as YAML, paths relative to the recipe. May be repeated.",
-    )
-    argument = click.argument("recipe", type=click.Path(path_type=Path))
-    return argument(option(command))
+commands.add_command(calibrate)
 
 
 @commands.command()
@@ -84,10 +73,10 @@ def run_command(recipe: Path, overrides: Sequence[str], quiet: bool) -> int:
     from quantpipe.recipe.schema import load_recipe
 
     loaded = load_recipe(recipe, overrides)
-    reporter = _reporter(quiet)
+    reporter = open_reporter(quiet)
     from quantpipe.pipeline import run_recipe
 
-    return _show_verdict(run_recipe(loaded, recipe, _cache_folder(), reporter), loaded.output)
+    return _show_verdict(run_recipe(loaded, recipe, cache_folder(), reporter), loaded.output)
 
 
 @commands.command("quantize")
@@ -98,10 +87,10 @@ def quantize_command(recipe: Path, overrides: Sequence[str], quiet: bool) -> Non
     from quantpipe.recipe.schema import load_recipe
 
     loaded = load_recipe(recipe, overrides)
-    reporter = _reporter(quiet)
+    reporter = open_reporter(quiet)
     from quantpipe.pipeline import quantize_recipe
 
-    click.echo(quantize_recipe(loaded, _cache_folder(), reporter).artifact.folder)
+    click.echo(quantize_recipe(loaded, cache_folder(), reporter).artifact.folder)
 
 
 @commands.command()
@@ -115,10 +104,10 @@ def gate(recipe: Path, overrides: Sequence[str], artifact: Path, quiet: bool) ->
     from quantpipe.recipe.schema import load_recipe
 
     loaded = load_recipe(recipe, overrides)
-    reporter = _reporter(quiet)
+    reporter = open_reporter(quiet)
     from quantpipe.pipeline import gate_artifact, gate_folder
 
-    result = gate_artifact(loaded, recipe, artifact, _cache_folder(), reporter)
+    result = gate_artifact(loaded, recipe, artifact, cache_folder(), reporter)
     return _show_verdict(result, gate_folder(loaded, artifact))
 
 
@@ -174,21 +163,6 @@ def serve(
     if not skip_verify:
         require_intact(artifact)
     run_server(artifact, config, host, port, model_name)
-
-
-def _reporter(quiet: bool) -> "Reporter":
-    """A reporter, with the libraries' own bars and log lines turned off: ours say the same."""
-    from transformers.utils import logging
-
-    from quantpipe.report import Reporter
-
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    return Reporter(quiet)
-
-
-def _cache_folder() -> Path:
-    return Path(os.environ.get("QUANTPIPE_CACHE") or Path.home() / ".cache" / "quantpipe")
 
 
 def _show_verdict(result: "GateResult", output: Path) -> int:

@@ -15,8 +15,16 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("backends",),
     ("quantize", "engine"),
     ("evaluate", "bench", "serve"),
-    ("candidate", "judgement", "pipeline", "self_text", "self_text_writer"),
-    ("cli",),
+    (
+        "calibrate_commands",
+        "candidate",
+        "comparison",
+        "judgement",
+        "pipeline",
+        "self_text",
+        "self_text_writer",
+    ),
+    ("cli", "cli_calibrate", "cli_options"),
 )
 ROW_OF = {name: row for row, names in enumerate(ROWS) for name in names}
 SIBLINGS_APART = {"quantize", "engine"}

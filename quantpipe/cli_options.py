@@ -1,0 +1,42 @@
+"""Options and start-up that commands share. Everything heavy is imported inside."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from quantpipe.report import Reporter
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def recipe_arguments(command: Command) -> Command:
+    """Give a command its RECIPE argument and the ``--set`` option."""
+    option = click.option(
+        "--set",
+        "overrides",
+        multiple=True,
+        metavar="KEY.PATH=VALUE",
+        help="Replace or add one value of the recipe; read as YAML, paths relative to the recipe. May be repeated.",
+    )
+    argument = click.argument("recipe", type=click.Path(path_type=Path))
+    return argument(option(command))
+
+
+def open_reporter(quiet: bool) -> "Reporter":
+    """A reporter, with the libraries' own bars and log lines turned off: ours say the same."""
+    from transformers.utils import logging
+
+    from quantpipe.report import Reporter
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    return Reporter(quiet)
+
+
+def cache_folder() -> Path:
+    """Where downloads and converted models are kept."""
+    return Path(os.environ.get("QUANTPIPE_CACHE") or Path.home() / ".cache" / "quantpipe")
