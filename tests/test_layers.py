@@ -19,6 +19,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "calibrate_commands",
         "candidate",
         "comparison",
+        "comparison_report",
         "judgement",
         "pipeline",
         "self_text",

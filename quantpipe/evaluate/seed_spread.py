@@ -17,11 +17,6 @@ from quantpipe.errors import DataError
 from quantpipe.evaluate.intervals import t_interval
 
 SEED_CONFIDENCE = 0.95
-RULE = (
-    "differs: the {confidence:.0%} Student's t interval of the difference, paired by seed, over {num_seeds} seeds does "
-    "not hold 0. Otherwise: not shown to differ, which does not mean equal. One domain is judged without regard to "
-    "the others"
-)
 
 
 @dataclass(frozen=True)
