@@ -1,126 +1,47 @@
-"""What a calibration set is made of: ``set.yaml`` as strict frozen data. Reads no samples.
+"""What a calibration set is made of: ``set.yaml``, or the same keys inside a recipe, as strict frozen data.
 
-The docstrings under the fields are the reference of the file format.
+Reads no samples. The docstrings under the fields are the reference of the file format.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, field_validator
 
+from quantpipe.calibration.mapping import Texts
+from quantpipe.calibration.redaction.section import RedactSection
+from quantpipe.calibration.sources import AUTO, KINDS, FileSource, RowKeys, Source
 from quantpipe.errors import DataError, RecipeError, suggest
-from quantpipe.recipe.document import KeyPath, Problem, describe, read_document
+from quantpipe.recipe.document import Document, KeyPath, Problem, describe, read_document
 from quantpipe.recipe.explain import explain
+from quantpipe.recipe.section import Section
 
 SET_NAME = "set.yaml"
-Text = Annotated[str, Field(min_length=1)]
-Texts = Annotated[tuple[Text, ...], Field(strict=False)]
+OFF = "off"
+# A source without a `kind` that has this key is of this kind.
+KIND_BY_KEY = {"path": "file", "dataset": "dataset"}
 
 
-class Part(BaseModel):
-    """What every part of a set definition has in common."""
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-
-class Fields(Part):
-    """Which fields of a row hold the sample: ``text``, or ``messages``, or ``prompt`` and ``response``."""
-
-    text: Text | None = None
-    """Field with plain text."""
-    messages: Text | None = None
-    """Field with a conversation: a list of mappings."""
-    prompt: Text | None = None
-    """Field with what the user says; needs `response`."""
-    response: Text | None = None
-    """Field with what the model should answer; needs `prompt`."""
-    role: Text = "role"
-    """Key of a message that holds who speaks: system, user, assistant or tool."""
-    content: Text = "content"
-    """Key of a message that holds what is said."""
-
-    @model_validator(mode="after")
-    def _one_form(self) -> "Fields":
-        given = [key for key in ("text", "messages", "prompt", "response") if getattr(self, key) is not None]
-        if given not in (["text"], ["messages"], ["prompt", "response"]):
-            found = " and ".join(given) or "none of them"
-            raise ValueError(f"found {found}; allowed: text, or messages, or prompt with response")
-        return self
-
-    @property
-    def is_conversation(self) -> bool:
-        """Whether the sample is a list of messages, which only a chat template turns into text."""
-        return self.messages is not None
+def _off_as_none(value: Any) -> Any:
+    if value == OFF:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
+        raise ValueError(f"found {describe(value)}; allowed: a number above 0, at most 1, or off")
+    return float(value)
 
 
-class JsonlSource(Part):
-    """Rows of a JSON Lines file."""
+class Holdout(Section):
+    """The share of the rows that is kept out of calibration, for evaluation."""
 
-    kind: Literal["jsonl"]
-    """`jsonl`."""
-    name: Text | None = None
-    """What the account calls this source. Absent: the file's name."""
-    path: Text
-    """The file, relative to the set's folder, or absolute."""
-    fields: Fields
-    """Which fields of a row hold the sample."""
-    template: Literal["none", "tokenizer"] | None = None
-    """`tokenizer`: the tokenizer's chat template makes the text; `none`: the text as it is, a prompt and its response
-    joined by a line break. Absent: `none` for text, `tokenizer` otherwise."""
-
-    @model_validator(mode="after")
-    def _template_fits(self) -> "JsonlSource":
-        if self.template == "none" and self.fields.is_conversation:
-            raise ValueError("template none cannot render messages; use template: tokenizer")
-        if self.template == "tokenizer" and self.fields.text is not None:
-            raise ValueError("template tokenizer needs messages, or prompt and response; use template: none for text")
-        return self
-
-    @property
-    def label(self) -> str:
-        return self.name or Path(self.path).name
-
-    @property
-    def uses_template(self) -> bool:
-        """Whether samples go through the tokenizer's chat template."""
-        return self.fields.text is None and self.template != "none"
+    frac: Annotated[float, Field(gt=0, lt=1)]
+    """Share of the groups, or of the rows where there is no group."""
+    salt: str = ""
+    """Any text; another one keeps out another share."""
 
 
-class PythonStdlibSource(Part):
-    """Text that comes with the running Python: its library's modules, or the topics of its reference manual."""
-
-    kind: Literal["python_stdlib"]
-    """`python_stdlib`."""
-    name: Text | None = None
-    """What the account calls this source. Absent: what `content` says."""
-    content: Literal["modules", "topics"]
-    """`modules`: source code of the standard library; `topics`: the reference texts of `pydoc_data.topics`."""
-    exclude: Texts = ()
-    """Modules (with everything below them) or topics that are left out."""
-    chunk_chars: Annotated[int, Field(ge=100)] = 1500
-    """A module or topic is cut at blank lines into samples of at most about this many characters."""
-    chunks_per_name: Annotated[int, Field(ge=1)] = 4
-    """Most samples taken from one module or topic, evenly spaced over it."""
-
-    @property
-    def label(self) -> str:
-        return self.name or self.content
-
-    @property
-    def uses_template(self) -> bool:
-        return False
-
-
-Source = JsonlSource | PythonStdlibSource
-KINDS: dict[str, type[JsonlSource] | type[PythonStdlibSource]] = {
-    "jsonl": JsonlSource,
-    "python_stdlib": PythonStdlibSource,
-}
-
-
-class Header(Part):
+class Header(Section):
     """The top of ``set.yaml``."""
 
     version: Literal[1]
@@ -130,18 +51,41 @@ class Header(Part):
     description: str = ""
     """What the set is, for people."""
     languages: Texts = ()
-    """Codes of the languages in it, for people."""
+    """Codes of the languages in it; `language: auto` chooses among them."""
     license: str = ""
     """SPDX name of the licence, for people."""
+    stratify: Annotated[tuple[Literal["language", "length", "domain"], ...], Field(strict=False)] = ()
+    """A source's tokens are spread over strata: rows of one language, of similar length, of one domain."""
+    allocation: Literal["proportional", "equal"] = "proportional"
+    """How much each stratum of a source gives: in proportion to what it holds, or as much as any other."""
+    packing: Literal["concatenate", "separate", "truncate"] = "concatenate"
+    """`concatenate`: rows end to end with an EOS after each, attention crosses; `separate`: the same, but no attention
+    from one row to another; `truncate`: one row in each sequence, cut at its length; shorter rows are not used."""
+    near_duplicates: Annotated[float | None, BeforeValidator(_off_as_none)] = 0.8
+    """Jaccard similarity of two rows' words from which the later is dropped; `off` drops exact duplicates only."""
+    holdout: Holdout | None = None
+    """Share of groups or rows kept out of calibration. Absent: none."""
+    redact: RedactSection = RedactSection()
+    """What is replaced by placeholders in every row. Absent: all built-in rules; `off`: nothing."""
+    bad_rows: Literal["refuse", "drop"] = "refuse"
+    """Rows that cannot be used: `refuse` the set and name them, or `drop` them and count the reasons."""
     sources: Annotated[tuple[Any, ...], Field(strict=False, min_length=1)]
-    """Where samples come from. Each has a `kind`."""
+    """Where samples come from. Each has a `path`, a `dataset` or a `kind`."""
+
+    @field_validator("stratify")
+    @classmethod
+    def _each_once(cls, stratify: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(stratify)) < len(stratify):
+            raise ValueError("found one more than once; list each once")
+        return stratify
 
 
 @dataclass(frozen=True)
 class SetDefinition:
-    """A checked ``set.yaml``; ``folder`` is what the sources' paths are relative to."""
+    """A checked set. ``folder`` is what the sources' paths are relative to, ``file`` where the set is written."""
 
     folder: Path
+    file: Path
     header: Header
     sources: tuple[Source, ...]
 
@@ -149,49 +93,65 @@ class SetDefinition:
     def name(self) -> str:
         return self.header.name
 
-    @property
-    def file(self) -> Path:
-        return self.folder / SET_NAME
 
-
-def load_set(folder: Path) -> SetDefinition:
-    """Read and check ``set.yaml``.
+def load_set(path: Path) -> SetDefinition:
+    """Read and check a ``set.yaml``, given as the file or its folder.
 
     Raises DataError where there is none, and RecipeError listing every problem in it as ``file:line:column: key: ...``.
     """
-    file = folder / SET_NAME
+    file = path if path.suffix in (".yaml", ".yml") and not path.is_dir() else path / SET_NAME
     if not file.is_file():
-        raise DataError(f"{folder}: holds no {SET_NAME}; a calibration set is a folder with a {SET_NAME}")
+        raise DataError(f"{path}: holds no {SET_NAME}; a calibration set is a folder with a {SET_NAME}")
     document = read_document(file, "calibration set")
-    problems, header = list(document.problems), None
+    return set_from(document.data, file.parent, document)
+
+
+def set_from(data: Mapping[str, Any], folder: Path, document: Document, path: KeyPath = ()) -> SetDefinition:
+    """Check a set that stands at ``path`` of ``document``; ``folder`` is what its paths are relative to.
+
+    Raises RecipeError listing every problem as ``file:line:column: key: ...``.
+    """
+    problems, header = [] if path else list(document.problems), None
     try:
-        header = Header.model_validate(document.data)
+        header = Header.model_validate(dict(data))
     except ValidationError as error:
-        problems += [explain(detail, Header) for detail in error.errors(include_url=False)]
-    written = document.data.get("sources")
-    sources = list(_sources(written if isinstance(written, list) else [], problems))
-    problems += _repeated_labels(sources)
+        problems += [_below(path, explain(detail, Header)) for detail in error.errors(include_url=False)]
+    written = data.get("sources")
+    sources = dict(_sources(written if isinstance(written, list) else [], path, problems))
+    problems += [_below(path, problem) for problem in _conflicts(header, sources, folder)]
     if problems or header is None:
         raise RecipeError("\n".join(document.render(problems)))
-    return SetDefinition(folder, header, tuple(sources))
+    return SetDefinition(folder, Path(document.name), header, tuple(sources.values()))
 
 
-def _sources(written: list[Any], problems: list[Problem]) -> Iterable[Source]:
+def _sources(written: list[Any], path: KeyPath, problems: list[Problem]) -> Iterator[tuple[int, Source]]:
+    """The sources that are legal, by their index; the problems of the others are added."""
     for index, value in enumerate(written):
-        path: KeyPath = ("sources", index)
+        here: KeyPath = (*path, "sources", index)
         if not isinstance(value, dict):
-            problems.append(Problem(path, f"found {describe(value)}; allowed: a mapping with a kind"))
-        elif "kind" not in value:
-            problems.append(Problem(path, f"missing key 'kind' (known: {', '.join(sorted(KINDS))})"))
-        elif not isinstance(value["kind"], str) or value["kind"] not in KINDS:
-            text = f"unknown kind {str(value['kind'])!r}{suggest(str(value['kind']), KINDS)}"
-            problems.append(Problem((*path, "kind"), text))
+            problems.append(Problem(here, f"found {describe(value)}; allowed: a mapping with a path, dataset or kind"))
+            continue
+        keys = _with_kind(value)
+        kind = keys.get("kind")
+        if kind is None:
+            text = f"missing: a path, a dataset, or a kind (known: {', '.join(sorted(KINDS))})"
+            problems.append(Problem(here, text))
+        elif not isinstance(kind, str) or kind not in KINDS:
+            problems.append(Problem((*here, "kind"), f"unknown kind {str(kind)!r}{suggest(str(kind), KINDS)}"))
         else:
-            model = KINDS[value["kind"]]
             try:
-                yield model.model_validate(value)
+                yield index, KINDS[kind].model_validate(keys)
             except ValidationError as error:
-                problems += [_below(path, explain(detail, model)) for detail in error.errors(include_url=False)]
+                problems += [_below(here, explain(detail, KINDS[kind])) for detail in error.errors(include_url=False)]
+
+
+def _with_kind(value: dict[str, Any]) -> dict[str, Any]:
+    """A source's keys with the ``kind`` that others imply; ``jsonl`` is an older name for a file of that format."""
+    if value.get("kind") == "jsonl":
+        return {**value, "kind": "file", "format": "jsonl"}
+    if "kind" in value:
+        return value
+    return next(({**value, "kind": kind} for key, kind in KIND_BY_KEY.items() if key in value), value)
 
 
 def _below(path: KeyPath, problem: Problem) -> Problem:
@@ -200,7 +160,37 @@ def _below(path: KeyPath, problem: Problem) -> Problem:
     return replace(problem, path=(*path, *problem.path), shown=shown)
 
 
-def _repeated_labels(sources: list[Source]) -> list[Problem]:
-    labels = [source.label for source in sources]
+def _conflicts(header: Header | None, sources: Mapping[int, Source], folder: Path) -> Iterator[Problem]:
+    """What contradicts something else in the set, or its folder."""
+    yield from _repeated_labels([source.label for source in sources.values()])
+    yield from _weights(sources)
+    for index, source in sources.items():
+        if source.detects_language and header is not None and len(header.languages) < 2:
+            text = f"{AUTO} chooses among the set's languages; list two or more there, or name the language here"
+            yield Problem(("sources", index, "language"), text)
+        if isinstance(source, RowKeys) and source.template_file is not None:
+            yield from _template_file(index, source.template_file, folder)
+        if isinstance(source, FileSource) and (folder / source.path).is_dir():
+            text = f"{folder / source.path} is a folder; give a file, or a pattern such as {source.path.rstrip('/')}/*"
+            yield Problem(("sources", index, "path"), text)
+
+
+def _repeated_labels(labels: list[str]) -> Iterable[Problem]:
     twice = sorted({label for label in labels if labels.count(label) > 1})
     return [Problem(("sources",), f"two sources are called {label!r}; give one another name") for label in twice]
+
+
+def _weights(sources: Mapping[int, Source]) -> Iterator[Problem]:
+    weights = {index: source.weight for index, source in sources.items() if source.weight is not None}
+    if not weights:
+        return
+    for index in sorted(set(sources) - set(weights)):
+        yield Problem(("sources", index), "missing: weight; other sources have one, so give it to all or to none")
+    if len(weights) == len(sources) and sum(weights.values()) == 0:
+        yield Problem(("sources", min(weights), "weight"), "all weights are 0; make one more than 0")
+
+
+def _template_file(index: int, written: str, folder: Path) -> Iterator[Problem]:
+    if not (folder / written).is_file():
+        text = f"no file {folder / written}{suggest(written, ('none', 'tokenizer'))}, or the path of a Jinja file"
+        yield Problem(("sources", index, "template"), text)

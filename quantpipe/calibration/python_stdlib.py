@@ -10,18 +10,22 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
-from quantpipe.calibration.definition import PythonStdlibSource
-from quantpipe.calibration.samples import Sample
+from quantpipe.calibration.rows import Sample
+from quantpipe.calibration.sources import PythonStdlibSource
 from quantpipe.errors import DataError
 
 
-def read_python_stdlib(source: PythonStdlibSource) -> Iterator[Sample]:
-    """Yield samples sorted by module or topic. Raises DataError where this Python has no such text."""
+def read_python_stdlib(source: PythonStdlibSource, index: int = 0) -> Iterator[Sample]:
+    """Yield samples sorted by module or topic, of the source with this index in its set.
+
+    Raises DataError where this Python has no such text.
+    """
     texts = _topics(source.exclude) if source.content == "topics" else _modules(source.exclude)
     for name, text in texts:
         chunks = list(split_at_blank_lines(text, source.chunk_chars))
-        for index in evenly_spaced(len(chunks), source.chunks_per_name):
-            yield Sample(f"{name}[{index}]", chunks[index])
+        for place in evenly_spaced(len(chunks), source.chunks_per_name):
+            where = f"{name}[{place}]"
+            yield Sample(where, chunks[place], index, language=source.known_language, domain=source.known_domain)
 
 
 def split_at_blank_lines(text: str, chunk_chars: int) -> Iterator[str]:

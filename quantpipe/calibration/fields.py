@@ -1,0 +1,150 @@
+"""From a row to a sample, as the source's mapping says. Knows no file formats and no tokens.
+
+Names of fields may reach into objects with dots, where no field has the whole name.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quantpipe.calibration.mapping import ROLES, Fields, Label, canonical
+from quantpipe.calibration.rows import EMPTY, Message, Row, RowError, Sample, shown_names
+from quantpipe.calibration.sources import DatasetSource, FileSource
+
+ABSENT = object()
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def to_sample(row: Row, source: FileSource | DatasetSource, index: int = 0) -> Sample:
+    """The sample that ``row`` of the source with this index is. Raises RowError where it is none."""
+    values = row.values
+    return Sample(
+        where=row.where,
+        content=_content(values, source),
+        source=index,
+        group=None if source.group is None else _single(values, source.group),
+        language=_label(values, source.language) or source.known_language,
+        domain=_label(values, source.domain) or source.known_domain,
+    )
+
+
+def lookup(values: Mapping[str, Any], name: str) -> Any:
+    """What the field ``name`` holds, reaching into objects where the name has dots; ``ABSENT`` where there is none."""
+    if name in values:
+        return values[name]
+    found: Any = values
+    for part in name.split("."):
+        if not isinstance(found, Mapping) or part not in found:
+            return ABSENT
+        found = found[part]
+    return found
+
+
+def _content(values: Mapping[str, Any], source: FileSource | DatasetSource) -> str | tuple[Message, ...]:
+    fields = source.fields
+    if fields.text is not None:
+        return _text(values, fields.text)
+    if fields.messages is not None:
+        return _messages(values, fields.messages, fields)
+    assert fields.prompt is not None  # the definition allows no fourth form
+    assert fields.response is not None
+    system = _joined(values, fields.system) if fields.system is not None else ""
+    prompt, response = _text(values, fields.prompt), _text(values, fields.response)
+    if source.template == "none":
+        return "\n".join(part for part in (system, prompt, response) if part)
+    opening: tuple[Message, ...] = ({"role": "system", "content": system},) if system else ()
+    return (*opening, {"role": "user", "content": prompt}, {"role": "assistant", "content": response})
+
+
+def _messages(values: Mapping[str, Any], name: str, fields: Fields) -> tuple[Message, ...]:
+    found = lookup(values, name)
+    if found is ABSENT:
+        raise RowError(_absent(values, name))
+    if not isinstance(found, (list, tuple)) or not found:
+        text = f"field {name!r} is {kind_of(found)}; it must be a list of messages"
+        raise RowError(text, EMPTY if found is None or found == [] else "bad row")
+    return tuple(_message(message, f"{name}[{index}]", fields) for index, message in enumerate(found))
+
+
+def _message(message: Any, where: str, fields: Fields) -> Message:
+    if not isinstance(message, Mapping):
+        raise RowError(f"{where} is {kind_of(message)}; it must be an object with a role and a content")
+    try:
+        role, content = _text(message, (fields.role,)), _text(message, (fields.content,))
+    except RowError as error:
+        raise RowError(f"{where}: {error}", error.reason) from None
+    role = fields.roles.get(role.strip(), role.strip())
+    if role not in ROLES:
+        known = ", ".join(dict.fromkeys((*ROLES, *fields.roles)))
+        raise RowError(f"{where}: unknown role; allowed: {known}; fields.roles says what others mean")
+    return {"role": role, "content": content}
+
+
+def _text(values: Mapping[str, Any], names: Sequence[str]) -> str:
+    """The texts of the fields joined by a blank line. Raises RowError where all are empty."""
+    text = _joined(values, names)
+    if not text.strip():
+        shown = repr(names[0]) if len(names) == 1 else " and ".join(map(repr, names))
+        are = f"field {shown} is" if len(names) == 1 else f"fields {shown} are"
+        raise RowError(f"{are} empty; fill it, or leave such rows out with bad_rows: drop", EMPTY)
+    return text
+
+
+def _joined(values: Mapping[str, Any], names: Sequence[str]) -> str:
+    if len(names) == 1:
+        return _one(values, names[0])
+    return "\n\n".join(text for name in names if (text := _one(values, name)).strip())
+
+
+def _one(values: Mapping[str, Any], name: str) -> str:
+    """The text of one field; a list of texts is joined by line breaks, none is empty."""
+    found = values.get(name, ABSENT)
+    if found is ABSENT:
+        found = lookup(values, name)
+        if found is ABSENT:
+            raise RowError(_absent(values, name))
+    if found is None:
+        return ""
+    if isinstance(found, (list, tuple)):
+        for part in found:
+            if not isinstance(part, str):
+                raise RowError(f"field {name!r} is a list with {kind_of(part)}; it must be text or a list of texts")
+        found = "\n".join(found)
+    if not isinstance(found, str):
+        raise RowError(f"field {name!r} is {kind_of(found)}; it must be text")
+    if "\0" in found:
+        raise RowError(f"field {name!r} holds a NUL character; remove it, or correct the file's encoding")
+    if not found.isascii() and _SURROGATE.search(found):
+        raise RowError(f"field {name!r} holds half of a surrogate pair; escape the character as two \\u codes")
+    return found
+
+
+def _label(values: Mapping[str, Any], label: Label | None) -> str | None:
+    """What the row itself says about its language or domain."""
+    return None if label is None or label.field is None else _single(values, label.field)
+
+
+def _single(values: Mapping[str, Any], name: str) -> str | None:
+    """A group or label: one value as text, None where the row has none."""
+    found = lookup(values, name)
+    if found is ABSENT:
+        return None
+    if isinstance(found, (list, tuple, Mapping)):
+        raise RowError(f"field {name!r} is {kind_of(found)}; it must be a single value")
+    return canonical(found) or None
+
+
+def _absent(values: Mapping[str, Any], name: str) -> str:
+    return f"no field {name!r}; there are: {shown_names(sorted(map(str, values)))}"
+
+
+def kind_of(value: Any) -> str:
+    """What a value is, in words that do not show it."""
+    if value is None:
+        return "empty (null)"
+    if isinstance(value, (list, tuple)):
+        return "a list" if value else "an empty list"
+    if isinstance(value, Mapping):
+        return "an object"
+    kinds = {str: "text", bool: "true or false", int: "a number", float: "a number", bytes: "binary data"}
+    return kinds.get(type(value), f"a value of type {type(value).__name__}")

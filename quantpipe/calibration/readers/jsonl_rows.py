@@ -1,0 +1,47 @@
+"""Rows of a JSON Lines file: one object in each line."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from quantpipe.calibration.fields import kind_of
+from quantpipe.calibration.readers.lines import Lines
+from quantpipe.calibration.rows import EMPTY, Row, RowError, RowProblems, SourceReading, leave_out
+from quantpipe.calibration.sources import FileSource
+
+
+def read_jsonl(
+    opened: IO[bytes], file: Path, source: FileSource, problems: RowProblems, seen: SourceReading
+) -> Iterator[Row]:
+    """Yield the file's rows; lines that are none are added to ``problems``, blank ones only counted."""
+    lines = Lines(opened, file, source.encoding, seen)
+    for line in lines:
+        flaw = lines.end_row()
+        if flaw is None and not line.strip():
+            seen.dropped[EMPTY] += 1
+            continue
+        seen.start_row()
+        where = f"{file}:{lines.number}"
+        try:
+            if flaw is not None:
+                raise flaw
+            values = _parse(line)
+        except RowError as error:
+            leave_out(where, error, problems, seen)
+        else:
+            yield Row(where, values)
+
+
+def _parse(line: str) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise RowError(f"not valid JSON at column {error.colno}: {error.msg.lower()}; one object per row") from None
+    except RecursionError:
+        raise RowError("nested too deeply; one flat object per row") from None
+    except ValueError:
+        raise RowError("a number is too long; write it as text") from None
+    if not isinstance(value, dict):
+        raise RowError(f"found {kind_of(value)}; each row is an object with the fields that the set names")
+    return value
