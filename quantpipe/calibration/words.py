@@ -1,12 +1,12 @@
 """Text reduced to what counts when two texts are compared: its words, in a form that typing habits do not change.
 
-Knows neither samples nor files. Duplicates, leakage and the hold-out all compare texts through this module, so that
-they agree on which texts are the same.
+Knows neither samples nor files. Near duplicates, leakage and the hold-out all compare texts through this module, so
+that they agree on which texts are the same.
 """
 
 import hashlib
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -32,15 +32,23 @@ _LONGEST_CACHED = 32  # characters: a text without spaces must not fill the cach
 _BASE = np.uint64(0x9E3779B97F4A7C15)  # odd, so that multiplying by it loses nothing modulo 2^64
 
 
-class _Spaced(dict[int, str]):
-    """What each character becomes before the text is split at white space; filled as characters are met."""
+class _Table(dict[int, str]):
+    """A table for ``str.translate`` that is filled as characters are met."""
+
+    def __init__(self, entry: Callable[[int], str]) -> None:
+        self._entry = entry
 
     def __missing__(self, code: int) -> str:
-        self[code] = spaced = _spaced(code)
-        return spaced
+        self[code] = entry = self._entry(code)
+        return entry
+
+
+def _visible(code: int) -> str:
+    return "" if unicodedata.category(chr(code)) == "Cf" else chr(code)
 
 
 def _spaced(code: int) -> str:
+    """What a character becomes before the text is split at white space."""
     character, category = chr(code), unicodedata.category(chr(code))
     if character in _APOSTROPHES or _VARIATION_SELECTORS[0] <= code <= _VARIATION_SELECTORS[1]:
         return ""
@@ -49,7 +57,8 @@ def _spaced(code: int) -> str:
     return character if category[0] in "LMN" else " "
 
 
-_SPACED = _Spaced()
+_VISIBLE = _Table(_visible)
+_SPACED = _Table(_spaced)
 
 
 def words(text: str) -> list[str]:
@@ -94,8 +103,8 @@ def ngram_hashes(of: Sequence[str], size: int) -> Hashes:
 def _folded(text: str) -> str:
     if text.isascii():
         return text.lower()
-    visible = "".join(character for character in text if unicodedata.category(character) != "Cf")
-    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", visible).casefold())
+    visible = unicodedata.normalize("NFKC", text.translate(_VISIBLE))
+    return unicodedata.normalize("NFKC", visible.casefold())
 
 
 def _word_hash(word: str) -> int:

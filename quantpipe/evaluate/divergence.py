@@ -156,8 +156,8 @@ def windows_from_text(path: Path, tokenizer: TextCodec, num_windows: int, window
     Windows of one document are consecutive and do not overlap; documents take turns, so that a folder's domains are
     all covered. DataError, with the counts, where there is no text or too little of it.
     """
-    documents = _text_files(path)
-    windows_of = [_cut(tokenizer.encode(_read_text(file)), window_tokens) for file in documents]
+    documents = text_files(path)
+    windows_of = [_cut(tokenizer.encode(read_text(file)), window_tokens) for file in documents]
     by_turns = [window for turn in zip_longest(*windows_of) for window in turn if window is not None]
     if len(by_turns) < num_windows:
         raise DataError(
@@ -173,7 +173,8 @@ def _cut(token_ids: Sequence[int], window_tokens: int) -> list[list[int]]:
     return [list(token_ids[start : start + window_tokens]) for start in range(0, last_start + 1, window_tokens)]
 
 
-def _text_files(path: Path) -> list[Path]:
+def text_files(path: Path) -> list[Path]:
+    """The file at ``path``, or the ``.txt`` files of that folder by name. DataError where there are none."""
     if path.is_file():
         return [path]
     files = sorted(path.glob("*.txt")) if path.is_dir() else []
@@ -182,7 +183,8 @@ def _text_files(path: Path) -> list[Path]:
     return files
 
 
-def _read_text(file: Path) -> str:
+def read_text(file: Path) -> str:
+    """The whole text of a file in UTF-8. DataError where it cannot be read."""
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

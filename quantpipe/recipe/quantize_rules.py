@@ -26,8 +26,9 @@ def find_quantize_conflicts(data: Mapping[str, Any]) -> Iterator[Problem]:
 
 def _calibration_problems(data: Mapping[str, Any]) -> Iterator[Problem]:
     has_calibration = data.get("calibration") is not None
+    is_evaluated_on = value_at(data, ("evaluate", "divergence", "holdout")) is True
     if data.get("quantize") is None:
-        if has_calibration:
+        if has_calibration and not is_evaluated_on:
             text = "nothing is quantized, so nothing is calibrated; remove it, or add a quantize section"
             yield Problem(("calibration",), text, at_key=True)
         return
@@ -35,9 +36,14 @@ def _calibration_problems(data: Mapping[str, Any]) -> Iterator[Problem]:
     if not has_calibration:
         for path, reader in readers:
             yield Problem(path, f"{reader} reads calibration data; add a calibration section")
-    elif not readers and _names_are_legal(data):
+    elif not readers and not is_evaluated_on and _names_are_legal(data):
         solver = value_at(data, ("quantize", "solver", "name"))
         yield Problem(("calibration",), f"solver {solver!r} reads no data; remove the calibration section", at_key=True)
+
+
+def reads_data(data: Mapping[str, Any]) -> bool:
+    """Whether anything in a recipe's ``quantize`` section needs calibration data."""
+    return any(_data_readers(data))
 
 
 def _names_are_legal(data: Mapping[str, Any]) -> bool:

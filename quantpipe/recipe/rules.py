@@ -74,6 +74,19 @@ def _data_problems(data: Mapping[str, Any], folder: Path) -> Iterator[Problem]:
             yield Problem(
                 TEXT_PATH, f"{found} {_state(found, '.txt files')}; give a text file or a folder of .txt files"
             )
+    yield from _holdout_problems(data)
+
+
+def _holdout_problems(data: Mapping[str, Any]) -> Iterator[Problem]:
+    """Held-out rows come from a calibration set that holds some out; what a file says is looked up when it is read."""
+    path = ("evaluate", "divergence", "holdout")
+    if value_at(data, path) is not True or value_at(data, TEXT_PATH) is not None:
+        return
+    written = value_at(data, ("calibration", "set"))
+    if value_at(data, ("calibration",)) is None:
+        yield Problem(path, "held-out rows come from the calibration set; add a calibration section, or give a text")
+    elif isinstance(written, Mapping) and written.get("holdout") is None:
+        yield Problem(path, "the calibration set holds nothing out; add calibration.set.holdout: {frac: 0.1}")
 
 
 def _state(path: Path, wanted: str) -> str:

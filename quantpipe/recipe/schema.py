@@ -15,6 +15,7 @@ from pydantic import (
     PrivateAttr,
     ValidationError,
     ValidationInfo,
+    model_validator,
 )
 
 from quantpipe.errors import RecipeError
@@ -127,14 +128,24 @@ class EngineSection(Section):
 
 
 class DivergenceSection(Section):
-    """Perplexity, KL divergence and top-1 agreement against the base model on held-out text."""
+    """Perplexity, KL divergence and top-1 agreement against the base model on held-out text: `text` or `holdout`."""
 
-    text: RecipePath
+    text: RecipePath | None = None
     """A text file, or a folder of `.txt` files."""
+    holdout: bool = False
+    """Whether the text is instead what the calibration set holds out: rows that are never calibrated on, redacted and
+    rendered as the set says, a window of one domain after one of the next."""
     num_windows: Annotated[int, Field(ge=2)] = 16
     """How many windows are cut from the text."""
     window_tokens: Annotated[int, Field(ge=2)] = 256
     """Tokens in each window."""
+
+    @model_validator(mode="after")
+    def _one_text(self) -> "DivergenceSection":
+        if (self.text is None) != self.holdout:
+            found = "neither text nor holdout" if self.text is None else "both text and holdout"
+            raise ValueError(f"found {found}; give a text, or holdout: true for what the calibration set holds out")
+        return self
 
 
 class EvaluateSection(Section):

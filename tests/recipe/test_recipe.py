@@ -123,7 +123,7 @@ MISTAKES = {
     "a key of another solver": (
         "  solver: rtn",
         "  solver: {name: rtn, damp_frac: 0.1}",
-        "r.yaml:5:23: quantize.solver: unknown key 'damp_frac'; (known: name, scales)",
+        "r.yaml:5:23: quantize.solver: unknown key 'damp_frac' (known: name, scales)",
     ),
     "number as text": (
         "bench: {}",
@@ -314,6 +314,11 @@ MISTAKES = {
         "  scheme: w8a8\n  transforms: [rotate, awq]\ncalibration: {set: set}",
         "r.yaml:7:16: quantize.transforms[0]: 'rotate' and 'awq' cannot be stacked: awq protects the few channels",
     ),
+    "awq where activations are rounded": (
+        "  scheme: w8a8",
+        "  scheme: w8a8\n  transforms: [awq]\ncalibration: {set: set}",
+        "r.yaml:7:16: quantize.transforms[0]: transform 'awq' chooses scales for weights that are rounded alone",
+    ),
     "rotation after another transform": (
         "  scheme: w8a8",
         "  scheme: w8a8\n  transforms: [smoothquant, rotate]\ncalibration: {set: set}",
@@ -348,6 +353,12 @@ MISTAKES = {
         "  solver: rtn\n  scheme: w8a8",
         "  solver: {name: gptq, correction_frac: 0.5}\n  scheme: w8a8\ncalibration: {set: set}",
         "r.yaml:5:24: quantize.solver.correction_frac: only used with propagate: both; add that, or remove it",
+    ),
+    "signs where there are zero points": (
+        "  solver: rtn\n  scheme: w8a8",
+        "  solver: {name: gptq, signed_scales: true}\n  scheme: {name: w4a16, symmetric: false}\n"
+        "calibration: {set: set}",
+        "r.yaml:5:24: quantize.solver.signed_scales: an asymmetric scheme has zero points and gains nothing from",
     ),
     "two budgets": (
         "  scheme: w8a8",
@@ -426,6 +437,24 @@ MISTAKES = {
         "    text: suite",
         "r.yaml:10:11: evaluate.divergence.text: FOLDER/suite holds no .txt files; give a text file or a folder of "
         ".txt files",
+    ),
+    "no held-out text": (
+        "    text: text.txt",
+        "    window_tokens: 128",
+        "r.yaml:10:5: evaluate.divergence: found neither text nor holdout; give a text, or holdout: true for what the "
+        "calibration set holds out",
+    ),
+    "two held-out texts": (
+        "    text: text.txt",
+        "    text: text.txt\n    holdout: true",
+        "r.yaml:10:5: evaluate.divergence: found both text and holdout; give a text, or holdout: true for what the "
+        "calibration set holds out",
+    ),
+    "held-out rows of no set": (
+        "    text: text.txt",
+        "    holdout: true",
+        "r.yaml:10:14: evaluate.divergence.holdout: held-out rows come from the calibration set; add a calibration "
+        "section, or give a text",
     ),
     "window beyond the model length": (
         "bench: {}",
@@ -545,6 +574,14 @@ def test_overrides_replace_add_and_remove_values(folder: Path) -> None:
     assert list(recipe.gate) == ["accuracy_loss_points"]
     assert recipe.source_text == RTN
     assert recipe.overrides[1] == "name=other"
+
+
+@pytest.mark.parametrize("text", [RTN, GPTQ], ids=["rtn", "gptq"])
+def test_a_recipe_may_be_evaluated_on_what_its_calibration_set_holds_out(folder: Path, text: str) -> None:
+    recipe = load(folder, text, "evaluate.divergence={holdout: true}", "calibration={set: set}")
+    assert recipe.evaluate is not None and recipe.evaluate.divergence is not None
+    assert recipe.evaluate.divergence.holdout
+    assert recipe.evaluate.divergence.text is None
 
 
 def test_overrides_reach_into_shorthands_and_replace_long_forms(folder: Path) -> None:
