@@ -5,6 +5,7 @@ A command returns its exit code (None is 0). Results go to standard output; prog
 
 import errno
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
     from quantpipe.gate.judge import GateResult
 
 EXIT_BROKEN_PIPE = 141  # as a shell reports a process that wrote to a closed pipe
+EXIT_TERMINATED = 143  # and one that was sent SIGTERM
+
+
+class _TerminatedError(BaseException):
+    """SIGTERM came. No Exception: nothing that goes on after failures may swallow it."""
 
 
 @dataclass
@@ -183,7 +189,12 @@ def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TQDM_DISABLE", "1")  # bars of libraries; ours say the same
+    signal.signal(signal.SIGTERM, _terminate)
     sys.exit(run(sys.argv[1:]))
+
+
+def _terminate(_signal: int, _frame: object) -> None:
+    raise _TerminatedError
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -202,6 +213,9 @@ def run(arguments: Sequence[str]) -> int:
     except (KeyboardInterrupt, click.Abort):
         click.echo("quantpipe: interrupted; no verdict was written, and no file is half-written", err=True)
         return EXIT_INTERRUPTED
+    except _TerminatedError:
+        click.echo("quantpipe: terminated; no verdict was written; run it again to go on from there", err=True)
+        return EXIT_TERMINATED
     except Exception as error:
         if session.debug:
             traceback.print_exc()

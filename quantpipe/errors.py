@@ -54,5 +54,5 @@ def suggest(found: str, known: Iterable[str]) -> str:
     """The tail of an error about an unknown name: ``; did you mean 'gptq'? (known: gptq, rtn)``."""
     names = sorted(known)
     nearest = difflib.get_close_matches(found, names, n=1, cutoff=0.6)
-    hint = f"; did you mean '{nearest[0]}'?" if nearest else ";"
+    hint = f"; did you mean '{nearest[0]}'?" if nearest else ""
     return f"{hint} (known: {', '.join(names) or 'none'})"

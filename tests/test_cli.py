@@ -140,6 +140,18 @@ def test_a_closed_pipe_is_quiet() -> None:
     assert process.wait(timeout=60) == cli.EXIT_BROKEN_PIPE
 
 
+def test_a_termination_ends_with_143_and_one_line(recipe: Path) -> None:
+    code = (
+        "import os, signal, sys\nfrom quantpipe import cli, recipe\nfrom quantpipe.recipe import schema\n"
+        "def load(*_): os.kill(os.getpid(), signal.SIGTERM)\n"
+        f"schema.load_recipe = load\nsys.argv = ['quantpipe', 'run', {str(recipe)!r}]\ncli.main()"
+    )
+    done = run_python(code)
+    assert done.returncode == cli.EXIT_TERMINATED
+    assert done.stderr.startswith("quantpipe: terminated; no verdict was written")
+    assert done.stderr.count("\n") == 1
+
+
 def test_help_and_check_import_nothing_heavy(recipe: Path) -> None:
     heavy = ["torch", "transformers", "numpy", "datasets", "huggingface_hub", "fastapi"]
     code = (

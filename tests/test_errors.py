@@ -8,7 +8,7 @@ def test_exit_codes_are_distinct() -> None:
 
 def test_nearest_name_is_offered_with_all_that_are_known() -> None:
     assert errors.suggest("gtpq", ["rtn", "gptq"]) == "; did you mean 'gptq'? (known: gptq, rtn)"
-    assert errors.suggest("xyz", ["rtn", "gptq"]) == "; (known: gptq, rtn)"
+    assert errors.suggest("xyz", ["rtn", "gptq"]) == " (known: gptq, rtn)"
 
 
 def test_request_errors_name_the_parameter() -> None:

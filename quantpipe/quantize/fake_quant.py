@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from quantpipe.formats.artifact_writer import EXPERT_PART
 from quantpipe.quantize.loop.block_solving import fake_quantize_input
 from quantpipe.quantize.loop.records import QuantizedModel
-from quantpipe.quantize.model.loading import StreamedModel
+from quantpipe.quantize.model.loading import StreamedModel, put_parameter
 
 
 @dataclass(frozen=True)
@@ -96,21 +96,16 @@ def _outside_replaced(model: StreamedModel, quantized: QuantizedModel) -> Iterat
     # What is tied to a changed parameter changes with it, unless it is one of its own from now on.
     tied = {name: changed[other] for name in before for other in changed if before[name] is before[other]}
     for name, tensor in {**tied, **changed, **quantized.added}.items():
-        _put(model.module, name, tensor.float())
+        put_parameter(model.module, name, tensor.float())
     for name in before:
         if name.removesuffix(".weight") in quantized.weights:
-            _put(model.module, name, quantized.weights[name.removesuffix(".weight")].dequantized())
+            put_parameter(model.module, name, quantized.weights[name.removesuffix(".weight")].dequantized())
     try:
         yield
     finally:
         for name, parameter in before.items():
             path, _, leaf = name.rpartition(".")
             model.module.get_submodule(path).register_parameter(leaf, parameter)
-
-
-def _put(module: nn.Module, name: str, tensor: Tensor) -> None:
-    path, _, leaf = name.rpartition(".")
-    module.get_submodule(path).register_parameter(leaf, nn.Parameter(tensor, requires_grad=False))
 
 
 def _nudge_output(_module: nn.Module, _args: tuple[Tensor, ...], output: Tensor, amount: float) -> Tensor:

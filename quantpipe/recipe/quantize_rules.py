@@ -91,8 +91,10 @@ def _scheme_names(data: Mapping[str, Any]) -> list[str]:
 
 def _transform_problems(data: Mapping[str, Any]) -> Iterator[Problem]:
     schemes = _scheme_names(data)
+    placed = _transforms(data)
+    is_alone = len({name for _, name in placed}) == 1
     seen: set[str] = set()
-    for path, name in _transforms(data):
+    for path, name in placed:
         if name in seen:
             yield Problem(path, f"found {name!r} twice; list each transform once")
         seen.add(name)
@@ -100,6 +102,12 @@ def _transform_problems(data: Mapping[str, Any]) -> Iterator[Problem]:
             text = (
                 f"transform {name!r} makes activations easier to round, and scheme {schemes[0]!r} does not round them; "
                 f"use scheme {' or '.join(ACTIVATION_SCHEMES)}, or remove the transform"
+            )
+            yield Problem(path, text)
+        if name == "awq" and is_alone and schemes and all(scheme in ACTIVATION_SCHEMES for scheme in schemes):
+            text = (
+                f"transform 'awq' chooses scales for weights that are rounded alone, and scheme {schemes[0]!r} rounds "
+                "activations too; use transform smoothquant"
             )
             yield Problem(path, text)
         if name == "k_smooth" and value_at(data, ("quantize", "kv_cache")) in (None, "auto"):
@@ -144,6 +152,9 @@ def _solver_problems(data: Mapping[str, Any]) -> Iterator[Problem]:
     if "correction_frac" in solver and solver.get("propagate") != "both":
         text = "only used with propagate: both; add that, or remove it"
         yield Problem(("quantize", "solver", "correction_frac"), text, at_key=True)
+    if solver.get("signed_scales") is True and value_at(data, ("quantize", "scheme", "symmetric")) is False:
+        text = "an asymmetric scheme has zero points and gains nothing from negative scales; remove it"
+        yield Problem(("quantize", "solver", "signed_scales"), text, at_key=True)
 
 
 def _allocate_problems(data: Mapping[str, Any]) -> Iterator[Problem]:

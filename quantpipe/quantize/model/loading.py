@@ -61,7 +61,7 @@ class StreamedModel:
             for name, parameter in list(block.named_parameters()):
                 full_name = f"{blocks.name(index)}.{name}"
                 dtype = model.stored_dtype(full_name, parameter.shape)
-                _put(block, name, torch.empty(parameter.shape, dtype=dtype, device="meta"))
+                put_parameter(block, name, torch.empty(parameter.shape, dtype=dtype, device="meta"))
         model._load_outside()
         return model
 
@@ -73,7 +73,7 @@ class StreamedModel:
         for name in meta.state_dict():
             full_name = f"{self.blocks.name(index)}.{name}"
             if name in parameters:
-                _put(block, name, self.stored(full_name))
+                put_parameter(block, name, self.stored(full_name))
             elif full_name in self.artifact.stored:
                 block.get_buffer(name).copy_(self.stored(full_name))
         return block
@@ -166,7 +166,7 @@ class StreamedModel:
             parameter = self.module.get_parameter(name)
             if name in self.artifact.stored or name not in tied | {source: "" for source in tied.values()}:
                 self.stored_dtype(name, parameter.shape)
-                _put(self.module, name, self.stored(name).float())
+                put_parameter(self.module, name, self.stored(name).float())
         for name, buffer in self.module.named_buffers():
             if name in self.artifact.stored and not name.startswith(f"{self.blocks.path}."):
                 buffer.copy_(self.stored(name))
@@ -203,7 +203,7 @@ def _skeleton(base: Artifact, trust_remote_code: bool, attention: str) -> nn.Mod
     return module.eval().requires_grad_(False)
 
 
-def _put(module: nn.Module, name: str, tensor: Tensor) -> None:
+def put_parameter(module: nn.Module, name: str, tensor: Tensor) -> None:
     """Replace a parameter by a new one that holds ``tensor``."""
     path, _, leaf = name.rpartition(".")
     module.get_submodule(path).register_parameter(leaf, nn.Parameter(tensor, requires_grad=False))
