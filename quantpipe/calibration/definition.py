@@ -16,9 +16,11 @@ from quantpipe.calibration.sources import AUTO, KINDS, FileSource, RowKeys, Sour
 from quantpipe.errors import DataError, RecipeError, suggest
 from quantpipe.recipe.document import Document, KeyPath, Problem, describe, read_document
 from quantpipe.recipe.explain import explain
+from quantpipe.recipe.schema import Recipe
 from quantpipe.recipe.section import Section
 
 SET_NAME = "set.yaml"
+MANIFEST_NAME = "calibration.manifest.json"
 OFF = "off"
 # A source without a `kind` that has this key is of this kind.
 KIND_BY_KEY = {"path": "file", "dataset": "dataset"}
@@ -104,6 +106,22 @@ def load_set(path: Path) -> SetDefinition:
         raise DataError(f"{path}: holds no {SET_NAME}; a calibration set is a folder with a {SET_NAME}")
     document = read_document(file, "calibration set")
     return set_from(document.data, file.parent, document)
+
+
+def set_of_recipe(recipe: Recipe) -> SetDefinition | Path:
+    """The set that a recipe names or holds, checked; the folder itself where its blocks were built before.
+
+    Raises what ``load_set`` raises; DataError for a recipe without calibration.
+    """
+    section = recipe.calibration
+    if section is None:
+        raise DataError(f"{recipe.name}: the recipe has no calibration section; add one with a set")
+    if isinstance(section.set, dict):
+        data = {"version": 1, "name": recipe.name, **section.set}
+        document = recipe.document or Document(recipe.name, "")
+        return set_from(data, recipe.folder, document, ("calibration", "set"))
+    is_built = not section.set.is_file() and not (section.set / SET_NAME).is_file()
+    return section.set if is_built and (section.set / MANIFEST_NAME).is_file() else load_set(section.set)
 
 
 def set_from(data: Mapping[str, Any], folder: Path, document: Document, path: KeyPath = ()) -> SetDefinition:

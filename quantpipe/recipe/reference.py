@@ -56,7 +56,8 @@ def summary(recipe: Recipe) -> str:
         lines.append(f"  quantize  {method} to {scheme}, kv_cache {recipe.quantize.kv_cache}")
     if recipe.calibration is not None:
         shape = f"{recipe.calibration.num_sequences} x {recipe.calibration.sequence_length} tokens"
-        lines.append(f"  calibrate {shape} of {recipe.calibration.set}")
+        of = recipe.calibration.set if isinstance(recipe.calibration.set, Path) else recipe.calibration.set_name
+        lines.append(f"  calibrate {shape} of {of}")
     if recipe.evaluate is not None:
         lines.append(f"  evaluate  {recipe.evaluate.suite}" + (", divergence" if recipe.evaluate.divergence else ""))
     if recipe.bench is not None:

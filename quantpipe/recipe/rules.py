@@ -14,8 +14,12 @@ from quantpipe.recipe.document import KeyPath, Problem, render_path, value_at
 from quantpipe.recipe.model_source import FolderSource, GgufSource, HubSource, PypiSource, absolute, parse_source
 from quantpipe.recipe.quantize_rules import find_quantize_conflicts
 
-# Folders that a recipe reads, and the file that must lie in each.
-SET_FOLDERS = {("calibration", "set"): "set.yaml", ("evaluate", "suite"): "suite.yaml"}
+# Folders that a recipe reads, and the files of which one must lie in each.
+SET_FOLDERS = {
+    ("calibration", "set"): ("set.yaml", "calibration.manifest.json"),
+    ("evaluate", "suite"): ("suite.yaml",),
+}
+DEFAULT_SEQUENCES, DEFAULT_LENGTH = 128, 512
 TEXT_PATH = ("evaluate", "divergence", "text")
 # Unit of a metric -> whether a limit in it can mean anything, and which can.
 _LEGAL_BOUNDS: dict[str, tuple[Callable[[float], bool], str]] = {
@@ -31,6 +35,7 @@ def find_conflicts(data: Mapping[str, Any], folder: Path) -> Iterator[Problem]:
     """Everything in ``data`` that contradicts something else in it, or the files; paths are relative to ``folder``."""
     yield from _model_problems(data, folder)
     yield from _data_problems(data, folder)
+    yield from _budget_problems(data)
     yield from find_quantize_conflicts(data)
     yield from _gate_problems(data)
     yield from _length_problems(data)
@@ -64,9 +69,12 @@ def _model_problems(data: Mapping[str, Any], folder: Path) -> Iterator[Problem]:
 def _data_problems(data: Mapping[str, Any], folder: Path) -> Iterator[Problem]:
     for path, inner in SET_FOLDERS.items():
         text = value_at(data, path)
-        if isinstance(text, str) and text and not (absolute(text, folder) / inner).is_file():
-            found = absolute(text, folder)
-            yield Problem(path, f"{found} {_state(found, inner)}; give a folder that holds {inner}")
+        if not isinstance(text, str) or not text:
+            continue
+        found = absolute(text, folder)
+        is_definition = path[0] == "calibration" and found.suffix in (".yaml", ".yml") and found.is_file()
+        if not is_definition and not any((found / name).is_file() for name in inner):
+            yield Problem(path, f"{found} {_state(found, inner[0])}; give a folder that holds {inner[0]}")
     text = value_at(data, TEXT_PATH)
     if isinstance(text, str) and text:
         found = absolute(text, folder)
@@ -87,6 +95,19 @@ def _holdout_problems(data: Mapping[str, Any]) -> Iterator[Problem]:
         yield Problem(path, "held-out rows come from the calibration set; add a calibration section, or give a text")
     elif isinstance(written, Mapping) and written.get("holdout") is None:
         yield Problem(path, "the calibration set holds nothing out; add calibration.set.holdout: {frac: 0.1}")
+
+
+def _budget_problems(data: Mapping[str, Any]) -> Iterator[Problem]:
+    section = data.get("calibration")
+    num_tokens = value_at(section, ("num_tokens",))
+    if not isinstance(section, Mapping) or type(num_tokens) is not int:
+        return
+    path, length = ("calibration", "num_tokens"), section.get("sequence_length", DEFAULT_LENGTH)
+    if section.get("num_sequences") is not None:
+        yield Problem(path, "found num_sequences too; give one of them", at_key=True)
+    elif type(length) is int and length > 0 and num_tokens % length:
+        nearest = max(1, round(num_tokens / length)) * length
+        yield Problem(path, f"found {num_tokens}, no multiple of sequence_length {length}; such as {nearest}")
 
 
 def _state(path: Path, wanted: str) -> str:

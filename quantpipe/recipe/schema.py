@@ -20,11 +20,11 @@ from pydantic import (
 
 from quantpipe.errors import RecipeError
 from quantpipe.gate.judge import Limit
-from quantpipe.recipe.document import EACH, read_document
+from quantpipe.recipe.document import EACH, Document, describe, read_document
 from quantpipe.recipe.explain import explain
 from quantpipe.recipe.model_source import FolderSource, GgufSource, absolute, parse_source
 from quantpipe.recipe.quantize_section import QuantizeSection
-from quantpipe.recipe.rules import find_conflicts
+from quantpipe.recipe.rules import DEFAULT_LENGTH, DEFAULT_SEQUENCES, find_conflicts
 from quantpipe.recipe.section import Count, Section, Seed, or_text
 
 # Where a plain text is short for a mapping, and the key that the text is the value of.
@@ -45,6 +45,7 @@ class Origin:
     folder: Path
     text: str
     overrides: tuple[str, ...]
+    document: Document | None = None
 
 
 def _absolute(value: Any, info: ValidationInfo) -> Any:
@@ -74,7 +75,14 @@ def _distinct(values: tuple[int, ...]) -> tuple[int, ...]:
     return values
 
 
+def _set(value: Any, info: ValidationInfo) -> Any:
+    if not isinstance(value, (str, Path, dict)):
+        raise ValueError(f"found {describe(value)}; allowed: a path, or a mapping with sources")
+    return _absolute(value, info)
+
+
 RecipePath = Annotated[Path, BeforeValidator(_absolute)]
+CalibrationSet = Annotated[Path | dict[str, Any], BeforeValidator(_set)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Concurrencies = Annotated[tuple[Count, ...], Field(strict=False, min_length=1), AfterValidator(_distinct)]
@@ -100,16 +108,40 @@ class ModelSection(Section):
 class CalibrationSection(Section):
     """The texts that solvers and transforms learn from. Only where one of them reads data."""
 
-    set: RecipePath
-    """Folder of a calibration set (it holds `set.yaml`)."""
-    num_sequences: Count = 128
+    set: CalibrationSet
+    """Folder of a calibration set (it holds `set.yaml`, or blocks that `quantpipe calibrate build` wrote), the YAML
+    file itself, or its keys right here, where `version` and `name` may be left out."""
+    num_sequences: Count = DEFAULT_SEQUENCES
     """How many token sequences are drawn."""
-    sequence_length: Annotated[int, Field(ge=2)] = 512
+    num_tokens: Count | None = None
+    """How many tokens are drawn, instead of `num_sequences`: a multiple of `sequence_length`."""
+    sequence_length: Annotated[int, Field(ge=2)] = DEFAULT_LENGTH
     """Tokens in each sequence."""
     seed: Seed = 0
     """Which sequences are drawn, and in which order."""
     allow_shortfall: bool = False
     """Whether a set with too few tokens may be used as far as it goes; otherwise that is an error."""
+    on_leakage: Literal["refuse", "drop"] = "refuse"
+    """Rows that overlap what the recipe evaluates on, exactly, nearly or by their group: an error, or left out."""
+    coverage: Literal["none", "text", "activations"] = "text"
+    """What is reported about the set: nothing; its text, against held-out text; or also, layer by layer, whether
+    held-out activations exceed what calibration saw. The last runs the model."""
+
+    @property
+    def set_name(self) -> str:
+        """What messages call the set."""
+        return self.set.name if isinstance(self.set, Path) else str(self.set.get("name", "the recipe's own set"))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _num_sequences_of_tokens(cls, data: Any) -> Any:
+        """``num_sequences`` follows from ``num_tokens``; contradictions are found by ``rules``."""
+        if not isinstance(data, dict) or data.get("num_sequences") is not None:
+            return data
+        num_tokens, length = data.get("num_tokens"), data.get("sequence_length", DEFAULT_LENGTH)
+        if type(num_tokens) is int and type(length) is int and length > 0 and num_tokens >= length:
+            return {**data, "num_sequences": num_tokens // length}
+        return data
 
 
 class EngineSection(Section):
@@ -213,6 +245,11 @@ class Recipe(Section):
         return self._origin.overrides
 
     @property
+    def document(self) -> Document | None:
+        """The file with the place of each key, for parts that are checked elsewhere; None where it was not read."""
+        return self._origin.document
+
+    @property
     def folder(self) -> Path:
         """The folder of the recipe file, which relative paths started from."""
         return self._origin.folder
@@ -229,7 +266,7 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
             document.override(option)
         for short_path, key in SHORTHANDS.items():
             document.expand(short_path, key)
-    origin = Origin(path.resolve().parent, document.text, tuple(overrides))
+    origin = Origin(path.resolve().parent, document.text, tuple(overrides), document)
     problems = [*document.problems, *find_conflicts(document.data, origin.folder)]
     recipe = None
     try:

@@ -576,6 +576,49 @@ def test_overrides_replace_add_and_remove_values(folder: Path) -> None:
     assert recipe.overrides[1] == "name=other"
 
 
+def test_a_number_of_tokens_says_how_many_sequences(folder: Path) -> None:
+    section = load(folder, GPTQ, "calibration.num_tokens=4096", "calibration.sequence_length=256").calibration
+    assert section is not None
+    assert (section.num_sequences, section.sequence_length) == (16, 256)
+    assert "num_sequences" in section.model_fields_set
+    default = load(folder, GPTQ).calibration
+    assert default is not None
+    assert (default.num_sequences, default.sequence_length) == (128, 512)
+    assert "num_sequences" not in default.model_fields_set
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["num_tokens=1000"], "num_tokens: found 1000, no multiple of sequence_length 512; such as 1024"),
+        (["num_tokens=100"], "num_tokens: found 100, no multiple of sequence_length 512; such as 512"),
+        (["num_tokens=512", "num_sequences=1"], "num_tokens: found num_sequences too; give one of them"),
+        (["num_tokens=0"], "num_tokens: found 0; allowed: 1 or more"),
+        (["set=[a]"], "set: found a list; allowed: a path, or a mapping with sources"),
+    ],
+)
+def test_a_budget_that_does_not_come_out_even_is_refused(folder: Path, options: list[str], problem: str) -> None:
+    [found] = problems(folder, GPTQ, *(f"calibration.{option}" for option in options))
+    assert found == f"--set calibration.{problem}"
+
+
+def test_a_calibration_set_is_a_folder_its_file_a_built_folder_or_a_mapping(folder: Path) -> None:
+    (folder / "built").mkdir()
+    (folder / "built" / "calibration.manifest.json").touch()
+    for written in ("set", "set/set.yaml", "built"):
+        section = load(folder, GPTQ, f"calibration.set={written}").calibration
+        assert section is not None
+        assert section.set == folder / written
+    section = load(folder, GPTQ, "calibration.set={sources: [{path: a.csv}]}").calibration
+    assert section is not None
+    assert section.set == {"sources": [{"path": "a.csv"}]}
+    named = load(folder, GPTQ, "calibration.set={name: tickets, sources: [{path: a.csv}]}")
+    assert "128 x 512 tokens of tickets\n" in summary(named)
+    assert problems(folder, GPTQ.replace("{set: set}", "{set: suite}")) == [
+        f"r.yaml:15:20: calibration.set: {folder}/suite holds no set.yaml; give a folder that holds set.yaml"
+    ]
+
+
 @pytest.mark.parametrize("text", [RTN, GPTQ], ids=["rtn", "gptq"])
 def test_a_recipe_may_be_evaluated_on_what_its_calibration_set_holds_out(folder: Path, text: str) -> None:
     recipe = load(folder, text, "evaluate.divergence={holdout: true}", "calibration={set: set}")
