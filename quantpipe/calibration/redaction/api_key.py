@@ -42,12 +42,17 @@ _STRONG = (
     r"api[_-]?key|api[_-]?token|secret|token|access[_-]?key|private[_-]?key|account[_-]?key|credentials?|"
     r"密钥|秘钥|令牌|授权码"
 )
-_PASSWORDS = r"password|passwd|passphrase|passcode|pwd|密码|密碼|口令"
+_PASSWORDS = r"password|passwd|passphrase|passcode|pwd|(?<![A-Za-z])pw|密码|密碼|口令"
 _ASSIGNED = re.compile(
-    rf"(?:({_PASSWORDS})|{_STRONG}|(?<![A-Za-z_-])key)(?:s|[_-][A-Za-z0-9_-]{{0,24}})?[\"'\\]{{0,2}}(?![A-Za-z0-9_])"
-    r"[ \t]{0,3}(?:=>|:=|==|=|:|是|为|is(?![A-Za-z]))[ \t]{0,3}(?:Bearer |Basic )?[\"'`\\]{0,2}"
-    r"([!#$%*+./0-9:=?@A-Z\[\]^_a-z{|}~-]{6,})",
-    re.IGNORECASE,
+    rf"""(?:({_PASSWORDS})|{_STRONG}|(?<![A-Za-z_-])key)
+    (?:s|[_-][A-Za-z0-9_-]{{0,24}})? [\"'\\]{{0,2}} (?:(?![A-Za-z0-9_])|(?<=[码碼令钥]))      # the name and its quotes
+    [ \t]{{0,3}}
+    (?:=>|:=|==|=|:|是|为|改[成为]|重置为|换成|设[为成]|is(?![A-Za-z])|(?:changed|reset|set)[ ]to(?![A-Za-z])
+        |(?<=[码碼令钥])|([ ](?=[!-~]{{0,20}}[!@#$%^&*])))                                  # what says: it is this
+    [ \t]{{0,3}} (?:Bearer[ ]|Basic[ ])? [\"'`\\]{{0,2}}
+    ((?:[!#$%*+./0-9:=?@A-Z\[\]^_a-z{{|}}~-]|&(?![A-Za-z_]{{1,24}}=)){{6,}})               # the value
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
 _AUTHORIZATION = re.compile(r"(?<![A-Za-z])(?:Bearer|Basic)[ ]+([A-Za-z0-9._~+/=-]{16,})", re.IGNORECASE)
 _WORDS = (
@@ -55,7 +60,7 @@ _WORDS = (
     "secret",
     "token",
     "pass",
-    "pwd",
+    "pw",
     "credential",
     "密码",
     "密碼",
@@ -112,12 +117,13 @@ def _assigned(scan: Scan) -> Iterator[Span]:
     if not any(word in scan.lower for word in _WORDS) and "earer " not in scan.lower and "asic " not in scan.lower:
         return
     for match in _ASSIGNED.finditer(scan.text):
-        value = match.group(2).rstrip(".:?]}")
-        if _is_call(scan.text, match.end(2)):
+        name, bare, value = match.groups()
+        value = value.rstrip(".:?]}")
+        if _is_call(scan.text, match.end(3)) or (bare and not name):
             continue
-        is_secret = _looks_like_a_password(value) if match.group(1) else looks_random(value)
+        is_secret = _looks_like_a_password(value, 3 if bare else 2) if name else looks_random(value)
         if is_secret:
-            yield Span(match.start(2), match.start(2) + len(value), value)
+            yield Span(match.start(3), match.start(3) + len(value), value)
     for match in _AUTHORIZATION.finditer(scan.text):
         if looks_random(match.group(1)):
             yield Span(match.start(1), match.end(1), match.group(1))
@@ -128,9 +134,9 @@ def _is_call(text: str, end: int) -> bool:
     return text[end : end + 1] == "(" and text[end + 1 : end + 2].isascii()
 
 
-def _looks_like_a_password(value: str) -> bool:
-    """Six characters of at least two kinds, or six digits; words alone are what people write about passwords."""
+def _looks_like_a_password(value: str, fewest_kinds: int) -> bool:
+    """Six characters of several kinds, or six digits; words alone are what people write about passwords."""
     if len(value) < 6 or not value.isascii() or is_placeholder(value):
         return False
     kinds = (any(map(str.isdigit, value)), any(map(str.isalpha, value)), any(char in "!@#$%^&*~?+" for char in value))
-    return sum(kinds) >= 2 or value.isdigit()
+    return sum(kinds) >= fewest_kinds or (value.isdigit() and fewest_kinds < 3)

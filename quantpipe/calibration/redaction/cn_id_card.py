@@ -31,7 +31,7 @@ def _card_at(scan: Scan, run: Run, first: int) -> tuple[Sequence[Group], int, st
         end = groups[-1].end
         if len(digits) == 17 and (sign := _CHECK_X.match(scan.text, end)):
             digits, end = f"{digits}X", sign.end()
-        if not scan.stands_alone(groups[0].start, end) or not _PROVINCES.match(digits):
+        if not scan.stops_at(end) or not _PROVINCES.match(digits):
             continue
         if len(digits) == 18 and _is_date(digits[6:14]) and _check_sign_fits(digits):
             return groups, end, digits

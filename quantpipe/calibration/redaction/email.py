@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from quantpipe.calibration.redaction.scan import Scan, Span
 
 _AT = re.compile(r"@|%40|[ ]?[\[(][ ]?(?:at|AT|At)[ ]?[\])][ ]?")
-_LOCAL = re.compile(r"(?:\"[^\"\n]{1,62}\"|[A-Za-z0-9!#$%&'*+/=?^_`{|}~.-]{1,64})\Z")
+_LOCAL = re.compile(r"(?:\"[^\"\n]{1,62}\"|[A-Za-z0-9\u00c0-\u024f!#$%&'*+/=?^_`{|}~.-]{1,64})\Z")
 _CHINESE_LOCAL = re.compile(r"[\u4e00-\u9fff]{1,4}[A-Za-z0-9._-]{0,20}\Z")
 _DOT = r"(?:\.|[ ]?[\[(][ ]?(?:dot|DOT|Dot)[ ]?[\])][ ]?)"
-_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_LABEL = r"[A-Za-z0-9\u00c0-\u024f](?:[A-Za-z0-9\u00c0-\u024f-]{0,61}[A-Za-z0-9\u00c0-\u024f])?"
 _DOMAIN = re.compile(rf"(?:{_LABEL}{_DOT}){{1,8}}(?:xn--[A-Za-z0-9-]{{2,59}}|[A-Za-z]{{2,24}})(?![A-Za-z0-9_])")
 _CHINESE_NAMES = (
     "中国|中國|公司|网络|網絡|香港|台湾|台灣|澳门|网址|在线|中文网|商城|集团|网店|商店|政务|公益|我爱你|"
@@ -22,6 +22,22 @@ _CHINESE_DOMAIN = re.compile(
     rf"(?:[\u4e00-\u9fffA-Za-z0-9-]{{1,30}}\.){{1,4}}(?:{_CHINESE_NAMES}|[A-Za-z]{{2,24}}(?![A-Za-z0-9_]))"
 )
 _FILE_NAMES = (".png", ".jpg", ".jpeg", ".gif", ".svg", ".webp", ".css", ".html", ".json", ".pdf")  # logo@2x.png
+_NEVER_METHODS = (
+    ".com",
+    ".cn",
+    ".net",
+    ".org",
+    ".edu",
+    ".gov",
+    ".hk",
+    ".tw",
+    ".jp",
+    ".de",
+    ".fr",
+    ".uk",
+    ".io",
+    ".info",
+)
 _LOCAL_SIGNS = "!#$%&'*+/=?^`{|}~.-"
 
 
@@ -47,7 +63,7 @@ def _local_part(text: str, end: int) -> int | None:
         return None
     begin = found.start()
     if text[begin] != '"':
-        query = max(text.rfind(sign, begin, end) for sign in "=/?&|`'{")  # email=a@b.cn, mailto lists, quotes
+        query = max(text.rfind(sign, begin, end) for sign in "=/?&|{")  # email=a@b.cn, paths
         begin = max(begin, query + 1)
         while begin < end and text[begin] in _LOCAL_SIGNS:
             begin += 1
@@ -57,8 +73,9 @@ def _local_part(text: str, end: int) -> int | None:
 def _is_something_else(text: str, start: int, sign: int, end: int) -> bool:
     """Whether it is a password of a URL, a path of git over ssh, a file's name or the call of a method."""
     lead = text[max(0, start - 64) : start]
-    if lead.endswith(":") and re.search(r"://[^\s/]{0,60}:\Z", lead):
+    if lead.endswith(":") and re.search(r"(?://|sip:)[^\s/]{0,60}:\Z", lead):
         return True  # https://user:password@host
     if text[start:sign] == "git" and text[end : end + 1] in (":", "/"):
         return True  # git@github.com:owner/name
-    return text[start:end].lower().endswith(_FILE_NAMES) or text[end : end + 1] == "("
+    address = text[start:end].lower()
+    return address.endswith(_FILE_NAMES) or (text[end : end + 1] == "(" and not address.endswith(_NEVER_METHODS))

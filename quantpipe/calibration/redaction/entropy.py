@@ -1,6 +1,7 @@
 """Whether a word looks drawn at random: what tells a key from a name."""
 
 import math
+import re
 from collections import Counter
 from itertools import pairwise
 
@@ -36,8 +37,8 @@ def is_placeholder(word: str) -> bool:
 
 
 def looks_random(word: str, min_chars: int = 16) -> bool:
-    """Letters and digits mixed, few repeated: tokens and keys, and hashes as well, but not words or dates."""
-    if len(word) < min_chars or is_placeholder(word):
+    """Letters and digits mixed, few repeated: tokens and keys, and hashes as well, but not words, paths or dates."""
+    if len(word) < min_chars or is_placeholder(word) or _is_words(word):
         return False
     num_digits = sum(char.isdigit() for char in word)
     num_letters = sum(char.isalpha() for char in word)
@@ -47,7 +48,13 @@ def looks_random(word: str, min_chars: int = 16) -> bool:
     return bits_per_char(word) >= least_bits
 
 
+def _is_words(word: str) -> bool:
+    """Whether it is made of words and short numbers between signs: ``projects/12/name``, ``build-linux-64``."""
+    parts = [part for part in re.split(r"[^A-Za-z0-9]+", word) if part]
+    return len(parts) > 1 and all(re.fullmatch(r"[A-Za-z]?[a-z]*|[A-Z]+|[0-9]{1,6}", part) for part in parts)
+
+
 def _is_mixed_case(word: str) -> bool:
-    """Whether capitals stand in the middle more often than in names such as ``getUserName``."""
+    """Whether capitals follow small letters more often than in names such as ``getUserName``."""
     changes = sum(a.islower() and b.isupper() for a, b in pairwise(word))
-    return changes * 5 >= len(word)
+    return changes * 7 >= len(word)

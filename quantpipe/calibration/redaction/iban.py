@@ -48,4 +48,4 @@ def _take(text: str, start: int, length: int) -> tuple[int, str] | None:
 def _is_valid(number: str) -> bool:
     from stdnum import iban
 
-    return bool(iban.is_valid(number))
+    return bool(iban.is_valid(number, check_country=False))

@@ -32,7 +32,10 @@ def find_phones(scan: Scan) -> Iterator[Span]:
                 first += 1
                 continue
             groups, start, value = found
-            yield Span(start, groups[-1].end, value)
+            end = groups[-1].end
+            if scan.text[start] == "(" and ")" not in scan.text[start:end]:
+                start += 1  # the bracket is around more than the number
+            yield Span(start, end, value)
             first += len(groups)
 
 
@@ -78,7 +81,9 @@ def _national(scan: Scan, groups: Sequence[Group], digits: str, context: bool) -
     if digits.startswith("86") and len(digits) == 13 and "CN" in scan.regions and digits[2] == "1":
         return _international(digits)
     for region in scan.regions:
-        if _is_likely(region, digits, sizes, context) and (value := _valid(digits, region)):
+        if _is_likely(region, digits, sizes, context) and (
+            value := _valid(digits, region, context and digits[0] == "0")
+        ):
             return value
     return _local(scan, groups, digits, sizes[0]) if context else None
 
@@ -94,7 +99,7 @@ def _is_likely(region: str, digits: str, sizes: tuple[tuple[int, ...], ...], con
                 size in ((11,), (3, 4, 4), (3, 8), (7, 4), (3, 3, 5), (4, 3, 4), (5, 6), (4, 4, 3)) for size in sizes
             )
         if digits[:3] in ("400", "800") and len(digits) == 10:
-            return context or any(size in ((3, 3, 4), (3, 4, 3), (4, 3, 3), (3, 7)) for size in sizes)
+            return context or any(size in ((3, 3, 4), (3, 4, 3), (3, 7)) for size in sizes)
     if digits[0] == "0":  # a trunk prefix
         return (
             (not is_bare or context)
@@ -124,15 +129,16 @@ def _international(digits: str) -> str | None:
     return _valid(f"+{digits}", None)
 
 
-def _valid(digits: str, region: str | None) -> str | None:
-    """The number in its one international form where the plan of its country has it."""
+def _valid(digits: str, region: str | None, is_length_enough: bool = False) -> str | None:
+    """The number in its one international form where the plan of its country has it, or a number of its length."""
     import phonenumbers
 
     try:
         parsed = phonenumbers.parse(digits, region)
     except phonenumbers.NumberParseException:
         return None
-    if not phonenumbers.is_valid_number(parsed):
+    fits = phonenumbers.is_possible_number if is_length_enough else phonenumbers.is_valid_number
+    if not fits(parsed):
         return None
     return str(phonenumbers.format_number(parsed, phonenumbers.PhoneNumberFormat.E164))
 

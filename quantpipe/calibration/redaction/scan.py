@@ -47,6 +47,7 @@ def _ascii_signs() -> dict[int, str]:
     signs = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}
     signs |= {ord(char): " " for char in _SPACES} | {ord(char): "-" for char in _DASHES}
     signs |= {0x2018: "'", 0x2019: "'", 0x201C: '"', 0x201D: '"', 0x2028: "\n", 0x2029: "\n", 0x85: "\n", 0xFE6B: "@"}
+    signs |= {0xB7: ".", 0x2022: ".", 0x30FB: "."}  # dots in the middle of a line, between groups of digits
     digits = ((code, unicodedata.decimal(chr(code), None)) for code in range(0x80, sys.maxunicode + 1))
     return signs | {code: str(digit) for code, digit in digits if digit is not None}
 
@@ -104,8 +105,11 @@ class Scan:
 
     def stands_alone(self, start: int, end: int) -> bool:
         """Whether no ASCII letter, digit or underscore touches [start, end)."""
-        text = self.text
-        return (start == 0 or text[start - 1] not in _WORD) and (end >= len(text) or text[end] not in _WORD)
+        return (start == 0 or self.text[start - 1] not in _WORD) and self.stops_at(end)
+
+    def stops_at(self, end: int) -> bool:
+        """Whether no ASCII letter, digit or underscore follows."""
+        return end >= len(self.text) or self.text[end] not in _WORD
 
     def locate(self, span: Span) -> Span:
         """The span with offsets into the original text."""

@@ -14,7 +14,7 @@ _NAMES = (
     "secret|password|passwd|pwd|pass|signature|sig|sign|jwt|session_?id|sid|ticket|x-amz-signature|x-amz-credential|"
     "x-amz-security-token|x-goog-signature|ossaccesskeyid|auth|code|key"
 )
-_PARAMETER = re.compile(rf"[?&#;](?:amp;)?({_NAMES})=([^\s&#\"'<>\\，。；、）)]{{1,2048}})", re.IGNORECASE)
+_PARAMETER = re.compile(rf"[?&#;](?:amp;)?({_NAMES})=([!$%*+,./0-9:;=?@A-Z\[\]^_a-z{{|}}~-]{{1,2048}})", re.IGNORECASE)
 _WEAK_NAMES = frozenset({"key", "code", "auth", "sid", "sign", "ticket", "pass"})
 
 
