@@ -1,28 +1,26 @@
 """From a set to a CalibrationSet: read, choose, pack, and say what became of every source."""
 
 import hashlib
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from quantpipe.calibration.account import SourceAccount
+from quantpipe.calibration.accounting import dropped_rows, source_accounts
 from quantpipe.calibration.calibration_set import Budget, BuildContext, CalibrationSet, Document, digest_blocks
-from quantpipe.calibration.candidates import GROUP_CAP, Candidate, Candidates
+from quantpipe.calibration.candidates import Candidate, Candidates
 from quantpipe.calibration.cells import Cell, PoolTooSmallError
 from quantpipe.calibration.definition import SetDefinition, load_set
 from quantpipe.calibration.leakage import LeakageIndex
-from quantpipe.calibration.manifest import calibration_manifest, shown_path, tokenizer_digest
+from quantpipe.calibration.manifest import calibration_manifest, shown_path
 from quantpipe.calibration.packing import Packed, Piece, pack, pack_separately, truncate
 from quantpipe.calibration.redaction import open_redactor
 from quantpipe.calibration.redaction.placeholders import placeholder_key, read_secret
 from quantpipe.calibration.rendering import Renderer
+from quantpipe.calibration.rows import RowProblems
 from quantpipe.calibration.selection import Selection, select
+from quantpipe.calibration.shortfall import check_size, require_rows
 from quantpipe.calibration.sources import RowKeys
 from quantpipe.calibration.survey import Survey, survey
-from quantpipe.errors import DataError
 from quantpipe.report import Progress, no_progress
 
 FEW_SAMPLES = 16
@@ -55,9 +53,10 @@ def build_calibration(
         found.problems.raise_if_any()
         if context.on_leakage == "refuse":
             found.leaks.raise_if_any(definition.name)
-        _require_rows(definition, found)
+        num_left = [sum(pool.num_rows for pool in pools.values()) for pools in found.pools]
+        require_rows(definition, num_left, found.readings)
         try:
-            return _Build(definition, renderer, budget, seed, allow_shortfall).finish(found, tokenizer_folder)
+            return _finish(definition, renderer, found, budget, seed, allow_shortfall)
         except PoolTooSmallError:
             scale *= POOL_GROWTH
 
@@ -74,3 +73,93 @@ def open_renderer(definition: SetDefinition, tokenizer_folder: Path) -> Renderer
     if any(isinstance(source, RowKeys) and source.uses_template for source in definition.sources):
         renderer.require_template()
     return renderer
+
+
+def _finish(
+    definition: SetDefinition, renderer: Renderer, found: Survey, budget: Budget, seed: int, allow_shortfall: bool
+) -> CalibrationSet:
+    """Choose, pack and account for. Raises PoolTooSmallError where rows are needed that the pools lack."""
+    header = definition.header
+    unit = budget.sequence_length if header.packing == "truncate" else 1
+    cells = [
+        [Cell(index, stratum, pools[stratum], unit) for stratum in sorted(pools)]
+        for index, pools in enumerate(found.pools)
+    ]
+    redactors = [open_redactor(header.redact, definition.folder, definition.name, seed) for _ in definition.sources]
+    problems = RowProblems(is_dropping=header.bad_rows == "drop")
+    candidates = Candidates(definition, renderer, redactors, problems, least_tokens=unit)
+    selection = select(definition, cells, candidates, budget.num_tokens, unit)
+    problems.raise_if_any()
+    drops = [dropped_rows(*each) for each in zip(found.readings, candidates.tallies, strict=True)]
+    check_size(definition, selection, budget, allow_shortfall, drops)
+    packed = _pack(header.packing, selection, budget.sequence_length, renderer.eos)
+    used = [(selection.chosen[piece.index][0], piece) for piece in packed.pieces]
+    accounts = source_accounts(definition.sources, found.readings, cells, candidates, selection, used)
+    return _calibration_set(definition, found, accounts, packed, used, budget, seed, renderer, selection.notes)
+
+
+def _pack(packing: str, selection: Selection, sequence_length: int, eos: int) -> Packed:
+    pieces = [Piece(i, candidate.token_ids, taken) for i, (candidate, taken) in enumerate(selection.chosen)]
+    if packing == "truncate":
+        return truncate(pieces, sequence_length)
+    return (pack_separately if packing == "separate" else pack)(pieces, sequence_length, eos)
+
+
+def _calibration_set(
+    definition: SetDefinition,
+    found: Survey,
+    accounts: tuple[SourceAccount, ...],
+    packed: Packed,
+    used: Sequence[tuple[Candidate, Piece]],
+    budget: Budget,
+    seed: int,
+    renderer: Renderer,
+    notes: tuple[str, ...],
+) -> CalibrationSet:
+    documents = tuple(
+        Document(
+            shown_path(candidate.where, definition.folder),
+            definition.sources[candidate.source].label,
+            candidate.domain,
+            candidate.language,
+            len(candidate.token_ids),
+            piece.num_taken,
+        )
+        for candidate, piece in used
+    )
+    digest = digest_blocks(packed.token_ids, packed.position_ids)
+    row_hashes = _row_hashes(definition, seed, [candidate.text_digest for candidate, _ in used])
+    manifest = calibration_manifest(
+        definition, found.readings, accounts, documents, row_hashes, digest, budget, seed, renderer.folder
+    )
+    return CalibrationSet(
+        name=definition.name,
+        token_ids=packed.token_ids,
+        num_sequences_asked=budget.num_sequences,
+        account=accounts,
+        digest=digest,
+        notes=(*notes, *_notes(packed, budget, renderer.num_double_bos)),
+        position_ids=packed.position_ids,
+        documents=documents,
+        manifest=manifest,
+    )
+
+
+def _row_hashes(definition: SetDefinition, seed: int, digests: Sequence[bytes]) -> list[str]:
+    """A hash of each row's text, keyed like the placeholders: only who has the key can ask whether a text is in it."""
+    key_file = definition.header.redact.key_file
+    key = placeholder_key(definition.name, seed, read_secret(definition.folder / key_file) if key_file else b"")
+    return [hashlib.blake2b(digest, key=key, digest_size=HASH_BYTES).hexdigest() for digest in digests]
+
+
+def _notes(packed: Packed, budget: Budget, num_double_bos: int) -> Iterator[str]:
+    num_built, num_used = len(packed.token_ids), len(packed.pieces)
+    if num_built < budget.num_sequences:
+        yield f"calibration: {num_built} of {budget.num_sequences} sequences, as allow_shortfall permits"
+    if num_used < FEW_SAMPLES:
+        yield f"calibration: only {num_used} different samples; statistics will follow these few texts"
+    mean_tokens = packed.token_ids.size / num_used
+    if mean_tokens < MIN_MEAN_TOKENS:
+        yield f"calibration: samples are very short ({mean_tokens:.1f} tokens on average); give longer ones"
+    if num_double_bos:
+        yield f"calibration: {num_double_bos} samples began with more than one BOS; one was kept"

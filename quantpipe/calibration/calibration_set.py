@@ -67,7 +67,8 @@ class CalibrationSet:
 
     ``position_ids`` [S, L] restart at each document (packing: separate); None: they run through each sequence.
     ``digest`` identifies the blocks: it changes with any token or position, so it serves as the key of a cache.
-    ``notes`` are sentences for the user about a set that is legal but weak; ``manifest`` is the manifest file's content.
+    ``notes`` are sentences for the user about a set that is legal but weak; ``manifest`` is what the manifest
+    file holds.
     """
 
     name: str

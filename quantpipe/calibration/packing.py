@@ -1,92 +1,75 @@
-"""Which samples fill the budget, and how they are cut into blocks of equal length. Knows token ids, not texts.
+"""How chosen samples become blocks of equal length. Knows token ids, not texts.
 
-Samples are taken in a random order and laid end to end, each closed by its EOS; the row of tokens is cut into blocks
-[num_sequences, sequence_length]. A block may begin inside a sample, and its attention crosses from one to the next.
+``concatenate`` lays them end to end; a block may begin inside a sample, and attention crosses from one to the next.
+``separate`` does the same and restarts the positions at every sample, by which attention keeps them apart. ``truncate``
+gives each sample a block of its own and cuts it there. A sample that is cut short inside a row still ends with EOS.
+
+Shapes: S sequences, L sequence_length.
 """
 
-import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from quantpipe.calibration.account import SourceAccount
+Ids = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The first ``num_taken`` tokens of a sample; ``index`` is whatever the caller knows the sample by."""
+
+    index: int
+    token_ids: Sequence[int] | Ids
+    num_taken: int
 
 
 @dataclass(frozen=True)
 class Packed:
-    """The blocks, the account, and how many different samples are in them."""
+    """Blocks [S, L], and the pieces in them in the order of their tokens."""
 
-    token_ids: npt.NDArray[np.int64]
-    account: tuple[SourceAccount, ...]
-    num_samples_used: int
-    num_samples_distinct: int
-
-
-@dataclass(frozen=True)
-class _Used:
-    source: int
-    sample: npt.NDArray[np.int64]
-    num_taken: int
+    token_ids: Ids
+    position_ids: Ids | None
+    pieces: tuple[Piece, ...]
 
 
-@dataclass
-class Selection:
-    """The first samples, by random rank, that fill ``budget_tokens``: memory follows the budget, not the set."""
+def pack(pieces: Sequence[Piece], sequence_length: int, eos: int) -> Packed:
+    """Lay pieces end to end and cut whole blocks; what is left over at the end is not used."""
+    num_left = sum(piece.num_taken for piece in pieces) // sequence_length * sequence_length
+    used = []
+    for piece in pieces:
+        num_taken = min(piece.num_taken, num_left)
+        if num_taken == 0:
+            break
+        used.append(Piece(piece.index, piece.token_ids, num_taken))
+        num_left -= num_taken
+    row = np.concatenate([np.zeros(0, dtype=np.int64), *(_closed(piece, eos) for piece in used)])
+    return Packed(row.reshape(-1, sequence_length), None, tuple(used))
 
-    budget_tokens: int
-    num_sources: int
-    num_samples: list[int] = field(init=False)
-    num_tokens: list[int] = field(init=False)
-    _held: list[tuple[float, int, int, npt.NDArray[np.int64]]] = field(default_factory=list)  # heap: worst rank first
-    _num_held_tokens: int = 0
 
-    def __post_init__(self) -> None:
-        self.num_samples = [0] * self.num_sources
-        self.num_tokens = [0] * self.num_sources
+def pack_separately(pieces: Sequence[Piece], sequence_length: int, eos: int) -> Packed:
+    """Like ``pack``, with position ids that restart where a sample begins, and at the beginning of each block."""
+    packed = pack(pieces, sequence_length, eos)
+    starts = np.zeros(packed.token_ids.size, dtype=np.int64)
+    lengths = np.array([piece.num_taken for piece in packed.pieces], dtype=np.int64)
+    begin = np.concatenate([np.zeros(0, dtype=np.int64), np.cumsum(lengths) - lengths])
+    starts[begin] = begin
+    starts[::sequence_length] = np.arange(0, packed.token_ids.size, sequence_length)
+    positions = np.arange(packed.token_ids.size) - np.maximum.accumulate(starts)
+    return Packed(packed.token_ids, positions.reshape(packed.token_ids.shape), packed.pieces)
 
-    @property
-    def num_tokens_available(self) -> int:
-        """Tokens of all samples offered so far, over all sources."""
-        return sum(self.num_tokens)
 
-    def offer(self, source: int, rank: float, token_ids: Sequence[int]) -> None:
-        """Count one sample; keep it while no samples of lower rank fill the budget without it."""
-        order = sum(self.num_samples)
-        self.num_samples[source] += 1
-        self.num_tokens[source] += len(token_ids)
-        heapq.heappush(self._held, (-rank, -order, source, np.asarray(token_ids, dtype=np.int64)))
-        self._num_held_tokens += len(token_ids)
-        while self._num_held_tokens - len(self._held[0][3]) >= self.budget_tokens:
-            self._num_held_tokens -= len(heapq.heappop(self._held)[3])
+def truncate(pieces: Sequence[Piece], sequence_length: int) -> Packed:
+    """One block for each piece: the first ``sequence_length`` tokens of its sample, which has at least as many."""
+    used = tuple(Piece(piece.index, piece.token_ids, sequence_length) for piece in pieces)
+    rows = [np.asarray(piece.token_ids[:sequence_length], dtype=np.int64) for piece in used]
+    return Packed(np.stack(rows) if rows else np.zeros((0, sequence_length), dtype=np.int64), None, used)
 
-    def pack(self, names: Sequence[str], sequence_length: int) -> Packed:
-        """Cut the chosen samples into as many whole blocks as the budget allows and the tokens fill."""
-        num_sequences = min(self.budget_tokens, self._num_held_tokens) // sequence_length
-        num_left = num_sequences * sequence_length
-        used: list[_Used] = []
-        for _, _, source, token_ids in sorted(self._held, key=lambda held: held[:2], reverse=True):
-            if num_left == 0:
-                break
-            used.append(_Used(source, token_ids, min(len(token_ids), num_left)))
-            num_left -= used[-1].num_taken
-        row = np.concatenate([np.zeros(0, dtype=np.int64), *(piece.sample[: piece.num_taken] for piece in used)])
-        return Packed(
-            token_ids=row.reshape(num_sequences, sequence_length),
-            account=tuple(
-                self._account(i, name, [piece for piece in used if piece.source == i]) for i, name in enumerate(names)
-            ),
-            num_samples_used=len(used),
-            num_samples_distinct=len({piece.sample.tobytes() for piece in used}),
-        )
 
-    def _account(self, source: int, name: str, used: Sequence[_Used]) -> SourceAccount:
-        return SourceAccount(
-            name=name,
-            num_samples_available=self.num_samples[source],
-            num_samples_used=len(used),
-            num_tokens_available=self.num_tokens[source],
-            num_tokens_used=sum(piece.num_taken for piece in used),
-            num_samples_truncated=sum(piece.num_taken < len(piece.sample) for piece in used),
-        )
+def _closed(piece: Piece, eos: int) -> Ids:
+    """The tokens that are taken; EOS is the last of them also where the sample goes on."""
+    taken = np.array(piece.token_ids[: piece.num_taken], dtype=np.int64)
+    if piece.num_taken < len(piece.token_ids):
+        taken[-1] = eos
+    return taken

@@ -1,21 +1,24 @@
-"""A sample as token ids: chat template, then encoding, one BOS at most and exactly one EOS at the end.
+"""A sample as token ids: its template, then encoding, one BOS at most and exactly one EOS at the end.
 
 The template writes its own special tokens, so its text is encoded without adding any; where it writes no BOS but the
 tokenizer adds one to plain text, one is put in front. Trailing white space is dropped before the EOS.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from quantpipe.calibration.samples import RowProblems, Sample
+from quantpipe.calibration.rows import RowProblems, Sample
 from quantpipe.errors import DataError
 
 
 class Renderer:
-    """Turns samples into token ids with the tokenizer of one model folder."""
+    """Turns samples into token ids with the tokenizer of one model folder.
 
-    def __init__(self, folder: Path) -> None:
+    ``template_files``: for the sources (by index) whose text a template of the user's own makes.
+    """
+
+    def __init__(self, folder: Path, template_files: Mapping[int, Path] | None = None) -> None:
         """Open the folder's tokenizer, offline. Raises DataError where there is none or it has no EOS token."""
         if not folder.is_dir():
             raise DataError(f"{folder}: no such folder; the tokenizer is read from the base model's folder")
@@ -26,41 +29,78 @@ class Renderer:
         except Exception as error:  # the tokenizers library raises plain Exception for a file it cannot parse
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise DataError(f"{folder}: holds no tokenizer that transformers can open: {reason}") from error
-        self._folder = folder
+        self.folder = folder
         if self._tokenizer.eos_token_id is None:
             raise DataError(f"{folder}: the tokenizer names no eos_token, which separates packed samples; add it")
-        self._eos: int = self._tokenizer.eos_token_id
+        self.eos: int = self._tokenizer.eos_token_id
         self._bos: int | None = self._tokenizer.bos_token_id
         self._adds_bos = self._bos is not None and self._tokenizer("a")["input_ids"][:1] == [self._bos]
+        self._sources = {index: read_template(file) for index, file in (template_files or {}).items()}
+        self._templates = {
+            index: _compiled(text, (template_files or {})[index]) for index, text in self._sources.items()
+        }
         self.num_double_bos = 0
 
     def require_template(self) -> None:
         """Raise DataError where the tokenizer has no chat template."""
         if not self._tokenizer.chat_template:
             raise DataError(
-                f"{self._folder}: the tokenizer has no chat template, which template: tokenizer needs; "
+                f"{self.folder}: the tokenizer has no chat template, which template: tokenizer needs; "
                 "use a chat model, or a set of plain text"
             )
 
-    def encode(self, samples: Sequence[Sample], problems: RowProblems) -> list[list[int]]:
-        """Token ids of each sample, in order; samples that the template refuses are left out and noted."""
-        texts = [text for sample in samples if (text := self._text(sample, problems)) is not None]
-        if not texts:
-            return []
-        encoded = self._tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
-        return [self._framed(token_ids) for token_ids in encoded["input_ids"]]
+    def encode(self, samples: Sequence[Sample], problems: RowProblems) -> list[list[int] | None]:
+        """Token ids of each sample; None, and a problem, for one that its template refuses or writes nothing for."""
+        texts = [self._text(sample, problems) for sample in samples]
+        rendered = [text for text in texts if text is not None]
+        if not rendered:
+            return [None] * len(texts)
+        encoded = self._tokenizer(rendered, add_special_tokens=False, return_attention_mask=False, verbose=False)
+        token_ids = iter(encoded["input_ids"])
+        return [None if text is None else self._framed(next(token_ids)) for text in texts]
 
     def _text(self, sample: Sample, problems: RowProblems) -> str | None:
-        if isinstance(sample.content, str):
+        if sample.source in self._templates:
+            name, render = "template", self._by_file
+        elif isinstance(sample.content, str):
             return sample.content.rstrip()
+        else:
+            name, render = "chat template", self._by_tokenizer
         from jinja2 import TemplateError
 
         try:
-            rendered: str = self._tokenizer.apply_chat_template(list(sample.content), tokenize=False)
-        except TemplateError as error:
-            problems.add(sample.where, f"the chat template refuses this conversation: {str(error)[:100]}")
+            text = render(sample).rstrip()
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
+            problems.add(sample.where, f"the {name} refuses this sample: {self._reason(error, sample)}")
             return None
-        return rendered.rstrip()
+        if not text:
+            problems.add(sample.where, f"the {name} writes nothing for this sample; correct the template")
+            return None
+        return text
+
+    def _by_tokenizer(self, sample: Sample) -> str:
+        return str(self._tokenizer.apply_chat_template(list(sample.content), tokenize=False))
+
+    def _by_file(self, sample: Sample) -> str:
+        """By the user's template. It sees ``messages`` and the first of each role, or ``text``; the rest is none."""
+        messages = [] if isinstance(sample.content, str) else list(sample.content)
+        said = {message["role"]: message["content"] for message in reversed(messages)}
+        rendered = self._templates[sample.source].render(
+            messages=messages or None,
+            system=said.get("system"),
+            prompt=said.get("user"),
+            response=said.get("assistant"),
+            text=sample.content if isinstance(sample.content, str) else None,
+            bos_token=self._tokenizer.bos_token,
+            eos_token=self._tokenizer.eos_token,
+        )
+        return str(rendered)
+
+    def _reason(self, error: Exception, sample: Sample) -> str:
+        """What a template says, where those are its own words; otherwise only the kind of error: it may quote a row."""
+        said = str(error)
+        written = self._sources.get(sample.source) or str(self._tokenizer.chat_template)
+        return said[:100] if said and said in written else type(error).__name__
 
     def _framed(self, token_ids: list[int]) -> list[int]:
         """``token_ids`` with one BOS in front where the model uses one, never two, and one EOS at the end."""
@@ -70,4 +110,30 @@ class Renderer:
             token_ids = token_ids[num_bos - 1 :]
         elif num_bos == 0 and self._bos is not None and self._adds_bos:
             token_ids = [self._bos, *token_ids]
-        return token_ids if token_ids[-1:] == [self._eos] else [*token_ids, self._eos]
+        return token_ids if token_ids[-1:] == [self.eos] else [*token_ids, self.eos]
+
+
+def read_template(file: Path) -> str:
+    """The text of a template file. Raises DataError where it cannot be read."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file}: no template can be read here; give a Jinja file in UTF-8") from error
+
+
+def _compiled(text: str, file: Path) -> Any:
+    from jinja2 import StrictUndefined, TemplateSyntaxError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.globals["raise_exception"] = _raise_exception
+    try:
+        return environment.from_string(text)
+    except TemplateSyntaxError as error:
+        raise DataError(f"{file}:{error.lineno}: not a Jinja template: {error.message}; correct it") from error
+
+
+def _raise_exception(text: str) -> None:
+    from jinja2 import TemplateError
+
+    raise TemplateError(text)

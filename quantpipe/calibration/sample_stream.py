@@ -9,7 +9,8 @@ from quantpipe.calibration.fields import to_sample
 from quantpipe.calibration.filters import keeps_row, keeps_sample
 from quantpipe.calibration.python_stdlib import read_python_stdlib
 from quantpipe.calibration.readers import read_rows
-from quantpipe.calibration.rows import FILTERED, RowError, RowProblems, Sample, SourceReading, leave_out
+from quantpipe.calibration.rows import EMPTY, FILTERED, RowError, RowProblems, Sample, SourceReading, leave_out
+from quantpipe.calibration.self_text import WriteText, read_self
 from quantpipe.calibration.sources import DatasetSource, FileSource, PythonStdlibSource, SelfSource, Source
 
 
@@ -20,10 +21,13 @@ def read_samples(
     problems: RowProblems,
     seen: SourceReading,
     work_folder: Path | None = None,
+    seed: int = 0,
+    write: WriteText | None = None,
 ) -> Iterator[Sample]:
     """Yield the samples of the source with this index in its set; rows that are none are added to ``problems``.
 
-    The arguments and errors are those of ``read_rows``. A new kind is a case here and a line in ``sources.KINDS``.
+    The arguments and errors are those of ``read_rows``; ``seed`` and ``write`` are for text that a model writes, and
+    None refuses a source of it. A new kind is a case here and a line in ``sources.KINDS``.
     """
     match source:
         case FileSource() | DatasetSource():
@@ -34,7 +38,7 @@ def read_samples(
                 seen.num_rows += 1
                 yield sample
         case SelfSource():
-            raise NotImplementedError("text that the model generates comes from above")
+            yield from _written(source, index, seen, seed, write)
         case _:
             assert_never(source)
 
@@ -62,3 +66,14 @@ def _mapped(
             yield sample
         else:
             seen.dropped[FILTERED] += 1
+
+
+def _written(
+    source: SelfSource, index: int, seen: SourceReading, seed: int, write: WriteText | None
+) -> Iterator[Sample]:
+    for where, text in read_self(source, seed, write):
+        seen.num_rows += 1
+        if text.content.strip() if isinstance(text.content, str) else text.content:
+            yield Sample(where, text.content, index, language=text.language, domain=source.known_domain)
+        else:
+            seen.dropped[EMPTY] += 1

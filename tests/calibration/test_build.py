@@ -3,7 +3,6 @@
 import json
 import random
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
 
-from quantpipe.calibration import build_calibration
+from quantpipe.calibration import Budget, SourceAccount, build_calibration
 from quantpipe.calibration.calibration_set import digest_blocks
 from quantpipe.errors import DataError
 
@@ -27,9 +26,9 @@ def text_rows(num_rows: int, num_chars: int) -> list[str]:
 
 def test_blocks_have_exactly_the_asked_shape_and_follow_from_the_seed(make_set: Make, make_tokenizer: Make) -> None:
     folder, model = make_set(text_rows(40, 19)), make_tokenizer()
-    first = build_calibration(folder, model, 10, 32, seed=3)
-    again = build_calibration(folder, model, 10, 32, seed=3)
-    other = build_calibration(folder, model, 10, 32, seed=4)
+    first = build_calibration(folder, model, Budget(10, 32), seed=3)
+    again = build_calibration(folder, model, Budget(10, 32), seed=3)
+    other = build_calibration(folder, model, Budget(10, 32), seed=4)
     assert first.token_ids.shape == (10, 32)
     assert first.token_ids.dtype == np.int64
     assert first.token_ids.tobytes() == again.token_ids.tobytes()
@@ -48,34 +47,36 @@ def test_a_tokenizer_that_pads_and_truncates_gives_the_same_blocks(make_set: Mak
     settings = json.loads((padding / "tokenizer_config.json").read_text())
     settings |= {"padding_side": "left", "pad_token": "</s>", "model_max_length": 8}
     (padding / "tokenizer_config.json").write_text(json.dumps(settings))
-    expected, found = (build_calibration(folder, model, 10, 32) for model in (plain, padding))
+    expected, found = (build_calibration(folder, model, Budget(10, 32)) for model in (plain, padding))
     assert found.digest == expected.digest
 
 
 def test_every_packed_sample_is_whole_and_closed_by_one_eos(make_set: Make, make_tokenizer: Make) -> None:
-    built = build_calibration(make_set(text_rows(40, 19)), make_tokenizer(), 10, 32)
+    built = build_calibration(make_set(text_rows(40, 19)), make_tokenizer(), Budget(10, 32))
     row = built.token_ids.ravel()
     assert (np.flatnonzero(row == EOS) == np.arange(19, 320, 20)).all()
 
 
 def test_account_says_what_was_available_used_and_cut(make_set: Make, make_tokenizer: Make) -> None:
-    built = build_calibration(make_set(text_rows(40, 19)), make_tokenizer(), 3, 33)
-    assert [asdict(source) for source in built.account] == [
-        {
-            "name": "rows.jsonl",
-            "num_samples_available": 40,
-            "num_samples_used": 5,
-            "num_tokens_available": 800,
-            "num_tokens_used": 99,
-            "num_samples_truncated": 1,
-        }
-    ]
+    built = build_calibration(make_set(text_rows(40, 19)), make_tokenizer(), Budget(3, 33))
+    assert built.account == (
+        SourceAccount(
+            name="rows.jsonl",
+            num_samples_available=40,
+            num_samples_used=5,
+            num_tokens_available=800,
+            num_tokens_used=99,
+            num_samples_truncated=1,
+            num_tokens_asked=99,
+            domain="rows.jsonl",
+        ),
+    )
 
 
 def test_shortfall_is_refused_with_exact_counts(make_set: Make, make_tokenizer: Make) -> None:
     folder = make_set(text_rows(60, 19))
     with pytest.raises(DataError) as caught:
-        build_calibration(folder, make_tokenizer(), 64, 100)
+        build_calibration(folder, make_tokenizer(), Budget(64, 100))
     assert str(caught.value) == (
         f"{folder}/set.yaml: asked for 64 x 100 = 6,400 tokens; the set has 1,200 (12 x 100); lower "
         "calibration.num_sequences to 12, lower calibration.sequence_length, or set calibration.allow_shortfall: true"
@@ -84,14 +85,14 @@ def test_shortfall_is_refused_with_exact_counts(make_set: Make, make_tokenizer: 
 
 def test_following_the_shortfall_message_succeeds(make_set: Make, make_tokenizer: Make) -> None:
     folder, model = make_set(text_rows(60, 19)), make_tokenizer()
-    built = build_calibration(folder, model, 12, 100)
+    built = build_calibration(folder, model, Budget(12, 100))
     assert built.account[0].num_tokens_used == built.account[0].num_tokens_available == 1200
     with pytest.raises(DataError, match="12 x 100"):
-        build_calibration(folder, model, 13, 100)
+        build_calibration(folder, model, Budget(13, 100))
 
 
 def test_allowed_shortfall_uses_all_whole_blocks_and_is_recorded(make_set: Make, make_tokenizer: Make) -> None:
-    built = build_calibration(make_set(text_rows(60, 19)), make_tokenizer(), 64, 100, allow_shortfall=True)
+    built = build_calibration(make_set(text_rows(60, 19)), make_tokenizer(), Budget(64, 100), allow_shortfall=True)
     assert built.token_ids.shape == (12, 100)
     assert (built.num_sequences_asked, built.is_short) == (64, True)
     assert built.notes == ("calibration: 12 of 64 sequences, as allow_shortfall permits",)
@@ -101,13 +102,13 @@ def test_less_than_one_block_is_refused_even_where_shortfall_is_allowed(make_set
     with pytest.raises(
         DataError, match=r"the set has 40, less than one sequence; lower .*sequence_length to at most 40"
     ):
-        build_calibration(make_set(text_rows(2, 19)), make_tokenizer(), 4, 512, allow_shortfall=True)
+        build_calibration(make_set(text_rows(2, 19)), make_tokenizer(), Budget(4, 512), allow_shortfall=True)
 
 
 def test_changed_content_under_the_same_path_changes_the_digest(make_set: Make, make_tokenizer: Make) -> None:
     rows, model = text_rows(40, 19), make_tokenizer()
-    before = build_calibration(make_set(rows), model, 25, 32)
-    after = build_calibration(make_set([row.replace("0007x", "0007y") for row in rows]), model, 25, 32)
+    before = build_calibration(make_set(rows), model, Budget(25, 32))
+    after = build_calibration(make_set([row.replace("0007x", "0007y") for row in rows]), model, Budget(25, 32))
     assert before.digest != after.digest
 
 
@@ -122,17 +123,17 @@ def test_digest_covers_the_shape_and_every_token() -> None:
 def test_random_state_of_the_caller_is_untouched(make_set: Make, make_tokenizer: Make) -> None:
     folder, model = make_set(text_rows(40, 19)), make_tokenizer()
     python_state, numpy_state = random.getstate(), np.random.get_state(legacy=False)
-    build_calibration(folder, model, 2, 32)
+    build_calibration(folder, model, Budget(2, 32))
     assert random.getstate() == python_state
     assert np.array_equal(np.random.get_state(legacy=False)["state"]["key"], numpy_state["state"]["key"])
 
 
 def test_bad_rows_are_all_named_before_anything_is_built(make_set: Make, make_tokenizer: Make) -> None:
-    folder = make_set(['{"text": "fine"}', "", '{"body": "wrong"}'])
+    folder = make_set(['{"text": "fine"}', '{"text": 5}', '{"body": "wrong"}'])
     with pytest.raises(DataError) as caught:
-        build_calibration(folder, make_tokenizer(), 1, 8, allow_shortfall=True)
+        build_calibration(folder, make_tokenizer(), Budget(1, 8), allow_shortfall=True)
     assert str(caught.value).splitlines() == [
-        f"{folder}/rows.jsonl:2: the row is empty; remove it",
+        f"{folder}/rows.jsonl:2: field 'text' is a number; it must be text",
         f"{folder}/rows.jsonl:3: no field 'text'; there are: body",
     ]
 
@@ -140,42 +141,41 @@ def test_bad_rows_are_all_named_before_anything_is_built(make_set: Make, make_to
 def test_source_without_rows_is_refused(make_set: Make, make_tokenizer: Make) -> None:
     folder = make_set([])
     with pytest.raises(DataError, match=r"set.yaml: sources\[0\]: rows.jsonl gave no samples"):
-        build_calibration(folder, make_tokenizer(), 1, 8)
+        build_calibration(folder, make_tokenizer(), Budget(1, 8))
 
 
-def test_one_sentence_repeated_is_refused(make_set: Make, make_tokenizer: Make) -> None:
+def test_one_sentence_repeated_counts_once(make_set: Make, make_tokenizer: Make) -> None:
     folder = make_set([json.dumps({"text": "the same sentence"})] * 200)
-    with pytest.raises(DataError, match="hold only 1 different"):
-        build_calibration(folder, make_tokenizer(), 20, 32)
+    with pytest.raises(DataError, match=r"the set has 18, less than .* after dropping rows: 199 exact duplicate"):
+        build_calibration(folder, make_tokenizer(), Budget(20, 32))
 
 
-def test_few_or_very_short_or_repeated_samples_are_noted(make_set: Make, make_tokenizer: Make) -> None:
+def test_few_or_very_short_samples_are_noted(make_set: Make, make_tokenizer: Make) -> None:
     model = make_tokenizer()
-    few = build_calibration(make_set(text_rows(4, 99)), model, 3, 100)
+    few = build_calibration(make_set(text_rows(4, 99)), model, Budget(3, 100))
     assert few.notes == ("calibration: only 3 different samples; statistics will follow these few texts",)
-    short = build_calibration(make_set(text_rows(100, 6)), model, 4, 64)
+    short = build_calibration(make_set(text_rows(100, 6)), model, Budget(4, 64))
     assert short.notes == ("calibration: samples are very short (6.9 tokens on average); give longer ones",)
-    repeated = build_calibration(make_set(text_rows(20, 49) * 2), model, 20, 100)
-    assert repeated.notes == ("calibration: 20 of 40 samples repeat another one",)
 
 
 def test_template_without_conversations_in_the_tokenizer_is_refused(make_set: Make, make_tokenizer: Make) -> None:
     rows = [json.dumps({"messages": [{"role": "user", "content": "hello"}]})]
     folder = make_set(rows, "fields: {messages: messages}")
     with pytest.raises(DataError, match="no chat template, which template: tokenizer needs"):
-        build_calibration(folder, make_tokenizer(template=None), 1, 8)
+        build_calibration(folder, make_tokenizer(template=None), Budget(1, 8))
 
 
 def test_added_source_leaves_the_order_of_the_first_one_alone(make_set: Make, make_tokenizer: Make) -> None:
     rows, model = text_rows(40, 19), make_tokenizer()
     folder = make_set(rows)
-    alone = samples_with_x(build_calibration(folder, model, 25, 32).token_ids)
+    alone = samples_with_x(build_calibration(folder, model, Budget(25, 32)).token_ids)
     (folder / "more.jsonl").write_text("\n".join(json.dumps({"text": "m" * 19 + str(i)}) for i in range(40)))
     with (folder / "set.yaml").open("a") as definition:
         definition.write("  - {kind: jsonl, path: more.jsonl, fields: {text: text}}\n")
-    both = samples_with_x(build_calibration(folder, model, 50, 32).token_ids)
+    both = samples_with_x(build_calibration(folder, model, Budget(50, 32)).token_ids)
     assert 20 < len(both) <= len(alone) == 40
-    assert both == alone[: len(both)]
+    whole = both[:-1]  # the last one fills its source's share of the tokens and is cut there
+    assert whole == alone[: len(whole)]
 
 
 def samples_with_x(token_ids: npt.NDArray[np.int64]) -> list[list[int]]:

@@ -1,52 +1,58 @@
-"""Choosing and cutting samples, against a plain sort of everything."""
+"""Cutting samples into blocks, against plain lists."""
 
-import random
+from itertools import pairwise
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quantpipe.calibration.packing import Selection
+from quantpipe.calibration.packing import Piece, pack, pack_separately, truncate
 
-SAMPLES = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 12)), min_size=1, max_size=60)
-
-
-@given(samples=SAMPLES, num_sequences=st.integers(1, 8), sequence_length=st.integers(1, 10), seed=st.integers(0, 99))
-def test_bounded_choice_equals_sorting_all_samples(
-    samples: list[tuple[int, int]], num_sequences: int, sequence_length: int, seed: int
-) -> None:
-    rng = random.Random(seed)
-    offered = [(rng.choice((rng.random(), 0.5)), source, [i] * size) for i, (source, size) in enumerate(samples)]
-    selection = Selection(num_sequences * sequence_length, 3)
-    for rank, source, token_ids in offered:
-        selection.offer(source, rank, token_ids)
-    packed = selection.pack(["a", "b", "c"], sequence_length)
-
-    everything = [token for _, _, token_ids in sorted(offered, key=lambda each: each[0]) for token in token_ids]
-    num_expected = min(num_sequences, len(everything) // sequence_length)
-    assert packed.token_ids.shape == (num_expected, sequence_length)
-    assert packed.token_ids.ravel().tolist() == everything[: num_expected * sequence_length]
-    assert sum(source.num_tokens_used for source in packed.account) == packed.token_ids.size
-    assert sum(source.num_tokens_available for source in packed.account) == len(everything)
-    assert sum(source.num_samples_available for source in packed.account) == len(samples)
-    assert sum(source.num_samples_truncated for source in packed.account) <= 1
-    assert packed.num_samples_used == len(set(packed.token_ids.ravel().tolist()))
+EOS = 0
 
 
-def test_memory_follows_the_budget_and_not_the_set() -> None:
-    selection, rng = Selection(1_000, 1), random.Random(0)
-    most_held = 0
-    for _ in range(20_000):
-        selection.offer(0, rng.random(), [1] * 10)
-        most_held = max(most_held, len(selection._held))
-    assert most_held == 100
-    assert selection.num_tokens_available == 200_000
+@st.composite
+def pieces(draw: st.DrawFn) -> list[Piece]:
+    """Samples that end with EOS and hold none before, of which all or the first tokens are taken."""
+    sizes = draw(st.lists(st.integers(1, 12), max_size=30))
+    samples = [[i + 1] * (size - 1) + [EOS] for i, size in enumerate(sizes)]
+    return [Piece(i, sample, draw(st.integers(1, len(sample)))) for i, sample in enumerate(samples)]
 
 
-def test_equal_texts_count_once_as_distinct() -> None:
-    selection = Selection(30, 1)
-    for rank, token_ids in enumerate(([1, 2, 3], [1, 2, 3], [4, 5, 6])):
-        selection.offer(0, rank, token_ids)
-    packed = selection.pack(["a"], 3)
-    assert (packed.num_samples_used, packed.num_samples_distinct) == (3, 2)
-    assert np.array_equal(packed.token_ids, [[1, 2, 3], [1, 2, 3], [4, 5, 6]])
+@given(given=pieces(), sequence_length=st.integers(1, 10))
+def test_blocks_are_the_pieces_end_to_end_each_closed_by_eos(given: list[Piece], sequence_length: int) -> None:
+    packed = pack(given, sequence_length, EOS)
+    everything = [token for piece in given for token in [*piece.token_ids[: piece.num_taken - 1], EOS]]
+    num_tokens = len(everything) // sequence_length * sequence_length
+    expected = everything[:num_tokens]
+    if packed.pieces and packed.pieces[-1].num_taken < given[packed.pieces[-1].index].num_taken:
+        expected[-1] = EOS  # the last block ends inside a sample
+    assert packed.token_ids.shape == (num_tokens // sequence_length, sequence_length)
+    assert packed.token_ids.dtype == np.int64
+    assert packed.token_ids.ravel().tolist() == expected
+    assert sum(piece.num_taken for piece in packed.pieces) == num_tokens
+    assert np.count_nonzero(packed.token_ids == EOS) == len(packed.pieces)
+    assert all(a.index < b.index for a, b in pairwise(packed.pieces))
+
+
+@given(given=pieces(), sequence_length=st.integers(1, 10))
+def test_separate_positions_count_from_the_start_of_a_sample_or_block(given: list[Piece], sequence_length: int) -> None:
+    packed = pack_separately(given, sequence_length, EOS)
+    assert packed.token_ids.tolist() == pack(given, sequence_length, EOS).token_ids.tolist()
+    assert packed.position_ids is not None
+    expected, offset = [], 0
+    for piece in packed.pieces:
+        for position in range(piece.num_taken):
+            in_block = (offset + position) % sequence_length
+            expected.append(min(position, in_block))
+        offset += piece.num_taken
+    assert packed.position_ids.ravel().tolist() == expected
+
+
+@given(sizes=st.lists(st.integers(4, 12), max_size=8))
+def test_truncated_blocks_hold_one_sample_each(sizes: list[int]) -> None:
+    samples = [[i + 1] * size for i, size in enumerate(sizes)]
+    packed = truncate([Piece(i, sample, len(sample)) for i, sample in enumerate(samples)], 4)
+    assert packed.token_ids.tolist() == [sample[:4] for sample in samples]
+    assert [piece.num_taken for piece in packed.pieces] == [4] * len(sizes)
+    assert packed.position_ids is None

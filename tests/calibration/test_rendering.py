@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from quantpipe.calibration.rendering import Renderer
-from quantpipe.calibration.samples import RowProblems, Sample
+from quantpipe.calibration.rows import RowProblems, Sample
 from quantpipe.errors import DataError
 
 Make = Callable[..., Path]
@@ -24,7 +24,7 @@ def encode(folder: Path, *samples: Sample) -> list[list[int]]:
     problems = RowProblems()
     encoded = Renderer(folder).encode(samples, problems)
     assert problems.lines == []
-    return encoded
+    return [token_ids for token_ids in encoded if token_ids is not None]
 
 
 def test_template_that_writes_bos_with_tokenizer_that_adds_it_gives_one(make_tokenizer: Make) -> None:
@@ -70,8 +70,9 @@ def test_conversation_that_the_template_refuses_is_one_line(make_tokenizer: Make
     problems = RowProblems()
     twice = Sample("rows.jsonl:7", ({"role": "user", "content": "a"}, {"role": "user", "content": "b"}))
     encoded = Renderer(make_tokenizer(template=REFUSING)).encode([twice, CONVERSATION], problems)
-    assert len(encoded) == 1
-    assert problems.lines == ["rows.jsonl:7: the chat template refuses this conversation: roles must alternate"]
+    assert encoded[0] is None
+    assert encoded[1] is not None
+    assert problems.lines == ["rows.jsonl:7: the chat template refuses this sample: roles must alternate"]
 
 
 def test_tokenizer_without_eos_is_refused(make_tokenizer: Make) -> None:

@@ -1,0 +1,182 @@
+"""``calibration.manifest.json``: what blocks were made from and how, without a word of what rows say. Holds no times.
+
+The same set, tokenizer, budget and seed give the same bytes. Rows are named by file and number, and by a keyed hash.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from quantpipe.calibration.account import SourceAccount
+from quantpipe.calibration.calibration_set import Budget, Document
+from quantpipe.calibration.definition import SetDefinition
+from quantpipe.calibration.redaction import RULES_VERSION
+from quantpipe.calibration.rows import FileRead, SourceReading
+from quantpipe.calibration.sources import DatasetSource, RowKeys, Source
+from quantpipe.gate.record import library_versions
+
+MANIFEST_NAME = "calibration.manifest.json"
+SCHEMA = "quantpipe.calibration/1"
+LIBRARIES = (
+    "quantpipe",
+    "transformers",
+    "tokenizers",
+    "datasketch",
+    "py3langid",
+    "phonenumbers",
+    "datasets",
+)
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+
+
+def calibration_manifest(
+    definition: SetDefinition,
+    readings: Sequence[SourceReading],
+    accounts: Sequence[SourceAccount],
+    documents: Sequence[Document],
+    row_hashes: Sequence[str],
+    blocks_sha256: str,
+    budget: Budget,
+    seed: int,
+    tokenizer_folder: Path,
+) -> dict[str, Any]:
+    """The manifest as plain data; ``row_hashes`` go with ``documents``."""
+    header, labels = definition.header, [source.label for source in definition.sources]
+    return {
+        "schema": SCHEMA,
+        "name": definition.name,
+        "description": header.description,
+        "license": header.license,
+        "languages": list(header.languages),
+        "definition_sha256": digest_of(_definition_data(definition)),
+        "seed": seed,
+        "budget": asdict(budget),
+        "packing": header.packing,
+        "stratify": list(header.stratify),
+        "allocation": header.allocation,
+        "near_duplicates": header.near_duplicates,
+        "holdout": None if header.holdout is None else {"frac": header.holdout.frac},
+        "tokenizer_sha256": tokenizer_digest(tokenizer_folder),
+        "redaction": _redaction(definition),
+        "sources": [
+            _source(source, reading, definition.folder)
+            for source, reading in zip(definition.sources, readings, strict=True)
+        ],
+        "account": [asdict(account) for account in accounts],
+        "blocks_sha256": blocks_sha256,
+        "versions": library_versions(LIBRARIES),
+        "documents": [
+            [
+                each.where,
+                labels.index(each.source),
+                each.domain,
+                each.language,
+                each.num_tokens,
+                each.num_tokens_used,
+                row,
+            ]
+            for each, row in zip(documents, row_hashes, strict=True)
+        ],
+    }
+
+
+def manifest_text(manifest: Mapping[str, Any]) -> str:
+    """The manifest as JSON, one document per line."""
+    whole = {key: value for key, value in manifest.items() if key != "documents"}
+    text = json.dumps(whole, indent=2, ensure_ascii=False).removesuffix("\n}")
+    rows = [json.dumps(row, ensure_ascii=False) for row in manifest.get("documents", ())]
+    listed = "[\n    " + ",\n    ".join(rows) + "\n  ]" if rows else "[]"
+    return f'{text},\n  "documents": {listed}\n}}\n'
+
+
+def documents_of(manifest: Mapping[str, Any]) -> tuple[Document, ...]:
+    """The documents that a manifest lists."""
+    labels = [source["label"] for source in manifest["sources"]]
+    return tuple(
+        Document(where, labels[source], domain, language, num_tokens, num_used)
+        for where, source, domain, language, num_tokens, num_used, _ in manifest["documents"]
+    )
+
+
+def accounts_of(manifest: Mapping[str, Any]) -> tuple[SourceAccount, ...]:
+    """The account that a manifest holds."""
+    return tuple(SourceAccount(**account) for account in manifest["account"])
+
+
+def tokenizer_digest(folder: Path) -> str:
+    """SHA-256 over the files that a tokenizer is made of, the chat template included."""
+    total = hashlib.sha256()
+    for name in TOKENIZER_FILES:
+        if (folder / name).is_file():
+            total.update(f"{name}:{hashlib.sha256((folder / name).read_bytes()).hexdigest()}\n".encode())
+    return total.hexdigest()
+
+
+def digest_of(data: Any) -> str:
+    """SHA-256 of plain data in its one JSON form."""
+    return hashlib.sha256(json.dumps(data, sort_keys=True, ensure_ascii=False).encode("utf-8")).hexdigest()
+
+
+def _document(document: Document, labels: Sequence[str]) -> list[Any]:
+    source = labels.index(document.source)
+    lengths = [document.num_tokens, document.num_tokens_used]
+    return [document.where, source, document.domain, document.language, *lengths]
+
+
+def _definition_data(definition: SetDefinition) -> dict[str, Any]:
+    header = definition.header.model_dump(mode="json", exclude={"sources"})
+    return header | {"sources": [source.model_dump(mode="json") for source in definition.sources]}
+
+
+def _redaction(definition: SetDefinition) -> dict[str, Any]:
+    section = definition.header.redact
+    patterns = {name: digest_of(written) for name, written in section.patterns.items()}
+    return {"rules_version": RULES_VERSION, "rules": list(section.rules), "patterns_sha256": patterns}
+
+
+def _source(source: Source, reading: SourceReading, folder: Path) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "label": source.label,
+        "kind": source.kind,
+        "weight": source.weight,
+        "limit": source.limit,
+        "num_rows": reading.num_rows,
+        "is_limited": reading.is_limited,
+        "encodings": dict(sorted(reading.encodings.items())),
+        "files": [_file(file, folder) for file in reading.files],
+        "definition_sha256": digest_of(source.model_dump(mode="json")),
+    }
+    if isinstance(source, RowKeys):
+        file = source.template_file
+        record["fields"] = source.fields.model_dump(mode="json", exclude_defaults=True)
+        record["template"] = source.template
+        record["template_sha256"] = hashlib.sha256((folder / file).read_bytes()).hexdigest() if file else None
+        record["group"] = source.group
+        record["drop_columns"] = list(source.drop_columns)
+    if isinstance(source, DatasetSource):
+        record |= {"dataset": source.dataset, "config": source.config, "split": source.split}
+        record["revision"] = reading.revision
+    return record
+
+
+def _file(file: FileRead, folder: Path) -> dict[str, Any]:
+    return {"name": shown_path(file.name, folder), "sha256": file.sha256, "bytes": file.num_bytes}
+
+
+def shown_path(name: str, folder: Path) -> str:
+    """A path as the manifest names it: relative to the set's folder, where it lies in there."""
+    return name.removeprefix(f"{folder}/")
