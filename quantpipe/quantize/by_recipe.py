@@ -1,5 +1,6 @@
 """From a recipe's ``quantize`` section to a quantized model: which schemes, which method, then the loop."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from quantpipe.quantize.kv_int8 import KVObserver, KVRecord
 from quantpipe.quantize.loop.checkpoint import WorkFolder
 from quantpipe.quantize.loop.records import QuantizedModel
 from quantpipe.quantize.loop.sequential import Method, quantize_blocks
+from quantpipe.quantize.model.documents_apart import check_documents_apart
 from quantpipe.quantize.model.gpt2 import conversion_note
 from quantpipe.quantize.model.loading import StreamedModel
 from quantpipe.quantize.model.watched_attention import watched_attention
@@ -61,9 +63,11 @@ def quantize_model(
     work_folder: Path,
     fingerprint: str,
     reporter: Reporter,
+    position_ids_SL: TokenIds | None = None,
 ) -> Quantization:
     """Quantize ``model`` as ``section`` says on calibration tokens [S, L] (None where nothing reads data).
 
+    ``position_ids_SL`` start anew at each document, so that none attends to another; None: a sequence is one document.
     What cannot be quantized is refused before anything long begins. A run that was killed is taken up again where
     ``work_folder`` holds finished blocks under the same ``fingerprint``.
     """
@@ -71,17 +75,29 @@ def quantize_model(
     for note in (conversion_note(model.base), *targets.notes):
         if note is not None:
             reporter.note(note)
+    if position_ids_SL is not None:
+        check_documents_apart(model)
     work_folder.mkdir(parents=True, exist_ok=True)
     allocation = None
     if section.allocate is not None:
-        assert token_ids_SL is not None, "a recipe with `allocate` has calibration data"
         own_folder = WorkFolder.open(work_folder, fingerprint).folder
-        allocation = _allocate(section, section.allocate, model, targets, token_ids_SL, own_folder, reporter)
+        sample, positions = (
+            None if each is None else sample_tokens(each, section.allocate.num_tokens)
+            for each in (token_ids_SL, position_ids_SL)
+        )
+        assert sample is not None, "a recipe with `allocate` has calibration data"
+        sets = remembered(
+            own_folder,
+            lambda: measure_sensitivity(model, targets.schemes, sample, own_folder, reporter.progress, positions),
+        )
+        allocation = _allocate(section, section.allocate, sets, reporter)
         schemes = {name: allocation.schemes[name] for name in targets.schemes}  # in the model's order
         targets = Targets(schemes, targets.ignored, targets.notes)
         check_schemes(model.module, targets.schemes, targets.ignored)
     method = _method(section, model, has_data=token_ids_SL is not None)
-    quantized = quantize_blocks(model, targets, method, token_ids_SL, work_folder, fingerprint, reporter.progress)
+    quantized = quantize_blocks(
+        model, targets, method, token_ids_SL, work_folder, fingerprint, reporter.progress, position_ids_SL
+    )
     inside = [layer for layer in quantized.layers if layer.name.startswith(f"{model.blocks.path}.")]
     unseen = [layer.name for layer in inside if method.reads_data and not layer.num_tokens]
     if unseen:
@@ -137,20 +153,10 @@ def _check_budget(section: QuantizeSection, wanted: AllocateSection, model: Stre
 
 
 def _allocate(
-    section: QuantizeSection,
-    wanted: AllocateSection,
-    model: StreamedModel,
-    targets: Targets,
-    token_ids_SL: TokenIds,
-    work_folder: Path,
-    reporter: Reporter,
+    section: QuantizeSection, wanted: AllocateSection, sets: Sequence[LinearSet], reporter: Reporter
 ) -> Allocation:
-    """Measure what every set of linears in the recipe's own scheme costs, and upgrade the costliest."""
+    """Upgrade those of ``sets`` in the recipe's own scheme that cost most, as the budget allows."""
     low = scheme_of(section.scheme)
-    tokens_SL = sample_tokens(token_ids_SL, wanted.num_tokens)
-    sets = remembered(
-        work_folder, lambda: measure_sensitivity(model, targets.schemes, tokens_SL, work_folder, reporter.progress)
-    )
     free = [part for part in sets if part.scheme == low]
     fixed = [part for part in sets if part.scheme != low]
     budget = Budget(wanted.average_bits, wanted.max_bytes)

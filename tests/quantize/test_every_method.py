@@ -238,3 +238,33 @@ def test_experts_that_saw_no_tokens_are_rounded_to_nearest_and_told_of(
     assert all(layer.error_after == pytest.approx(layer.error_before) for layer in unseen)
     expected = simulated(original("mixtral", num_local_experts=16)[0], done.result.model)
     torch.testing.assert_close(reloaded(done.artifact), expected, rtol=0, atol=2e-2)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_takes_documents_packed_apart(method: str, tiny_model: MakeModel, tmp_path: Path) -> None:
+    """The statistics are others than with attention across documents; everything is found and proved as it was."""
+    section = QuantizeSection.model_validate(METHODS[method])
+    apart = np.tile(np.concatenate([np.arange(12), np.arange(20)]), (len(TOKEN_IDS), 1))
+    quiet = Reporter(quiet=True)
+    crossing, separate = (
+        quantize_model(
+            section, open_model(tiny_model("llama")), TOKEN_IDS, tmp_path / name, "0", quiet, positions
+        ).model
+        for name, positions in (("crossing", None), ("separate", apart))
+    )
+    assert [record.linears for record in separate.transformed] == [record.linears for record in crossing.transformed]
+    assert [layer.num_tokens for layer in separate.layers] == [layer.num_tokens for layer in crossing.layers]
+    errors = [[layer.error_after for layer in result.layers] for result in (separate, crossing)]
+    assert errors[0] != errors[1] or section.solver.name == "rtn"
+
+
+def test_a_model_that_cannot_keep_documents_apart_is_refused_before_any_work(
+    tiny_model: MakeModel, tmp_path: Path
+) -> None:
+    section = QuantizeSection.model_validate(METHODS["gptq"])
+    positions = np.tile(np.arange(TOKEN_IDS.shape[1] // 2), (len(TOKEN_IDS), 2))
+    with pytest.raises(RecipeError, match="packing 'separate': OPTForCausalLM lets one document"):
+        quantize_model(
+            section, open_model(tiny_model("opt")), TOKEN_IDS, tmp_path / "work", "0", Reporter(quiet=True), positions
+        )
+    assert not (tmp_path / "work").exists()

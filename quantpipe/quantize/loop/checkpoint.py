@@ -70,6 +70,12 @@ class WorkFolder:
         folder.mkdir(exist_ok=True)
         return HiddenStates(folder)
 
+    def kwargs(self) -> Path:
+        """A folder for what blocks are called with in each batch; written anew by every run."""
+        folder = self.folder / "kwargs"
+        folder.mkdir(exist_ok=True)
+        return folder
+
     def finish_block(self, index: int, result: PartResult) -> None:
         """Store the result of a block, after which the hidden states that entered it are not needed any more."""
         self.write(block_part(index), result)

@@ -20,7 +20,8 @@ from quantpipe.quantize.loop.block_solving import Block, Method, fake_quantize_i
 from quantpipe.quantize.loop.checkpoint import PartResult, WorkFolder, block_part
 from quantpipe.quantize.loop.outside import outside_changes, solve_outside
 from quantpipe.quantize.loop.records import LayerRecord, QuantizedModel
-from quantpipe.quantize.model.block_runs import FULL, QUANTIZED, BlockKwargs, StoredBatches, capture_block_inputs
+from quantpipe.quantize.model.block_kwargs import BlockKwargs
+from quantpipe.quantize.model.block_runs import FULL, QUANTIZED, Positions, StoredBatches, capture_block_inputs
 from quantpipe.quantize.model.loading import StreamedModel
 from quantpipe.quantize.targets.discover import Targets
 from quantpipe.quantize.transforms.transform import TransformInput, TransformRecord
@@ -40,13 +41,14 @@ def quantize_blocks(
     work_folder: Path,
     fingerprint: str,
     progress: Progress,
+    position_ids_SL: npt.NDArray[np.int64] | None = None,
 ) -> QuantizedModel:
     """Rewrite every block by the method's transforms and quantize every target.
 
     Finished blocks are kept in ``work_folder``; a run with the same ``fingerprint`` goes on after the last of them. The
     result is read from there when it is asked for: remove the folder (``discard_work``) when it is not needed any more.
-    ``token_ids_SL`` is None where nothing reads data. Raises DataError where weights are not finite, or where no token
-    reaches a linear.
+    ``token_ids_SL`` is None where nothing reads data; ``position_ids_SL`` where every sequence is one document. Raises
+    DataError where weights are not finite, or where no token reaches a linear.
     """
     work = WorkFolder.open(work_folder, fingerprint)
     changes = outside_changes(model)
@@ -54,7 +56,9 @@ def quantize_blocks(
     kwargs = None
     if token_ids_SL is not None and finished < num_blocks:
         streams = (QUANTIZED, FULL) if method.propagate == "both" else (QUANTIZED,)
-        kwargs = capture_block_inputs(model, token_ids_SL, work.hidden(0) if finished == 0 else None, streams)
+        positions = None if position_ids_SL is None else Positions(position_ids_SL, work.kwargs())
+        hidden = work.hidden(0) if finished == 0 else None
+        kwargs = capture_block_inputs(model, token_ids_SL, hidden, streams, positions)
     loop = _Loop(model, targets, method, kwargs, work)
     for record in work.read([block_part(index) for index in range(finished)]).kv:
         if method.kv is not None:

@@ -1,7 +1,6 @@
 """What decoder blocks are called with: captured from the model once, then replayed block by block from files.
 
-Hidden states lie in files, one for each batch, so that memory holds one batch whatever the number of samples. What else
-a block is called with (rope, masks) depends on the block and on the number of sequences only: one copy of each is kept.
+Hidden states lie in files, one for each batch, so that memory holds one batch whatever the number of samples.
 
 Shapes: S sequences, L tokens per sequence, D hidden size.
 """
@@ -21,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from quantpipe.errors import RecipeError
+from quantpipe.quantize.model.block_kwargs import BlockKwargs, Kwargs, StoredKwargs, interned, map_leaves
 from quantpipe.quantize.model.loading import StreamedModel
 
 # Enough rows for a matrix product to run at full speed, few enough that a block's activations stay small.
@@ -74,15 +74,11 @@ class HiddenStates:
 
 
 @dataclass(frozen=True)
-class BlockKwargs:
-    """What each block is called with beside hidden states: number of sequences -> one mapping for each block."""
+class Positions:
+    """The position [S, L] of every token in its document, and a folder for what follows from it in each batch."""
 
-    of_shape: Mapping[int, Sequence[dict[str, Any]]]
-    sequences_of_batch: Sequence[int]
-    sequence_length: int
-
-    def of(self, batch: int, block: int) -> dict[str, Any]:
-        return self.of_shape[self.sequences_of_batch[batch]][block]
+    position_ids_SL: npt.NDArray[np.int64]
+    folder: Path
 
 
 @dataclass(frozen=True)
@@ -116,27 +112,39 @@ class StoredBatches(Sequence[Batch]):
 
 @torch.no_grad()
 def capture_block_inputs(
-    model: StreamedModel, token_ids_SL: npt.NDArray[np.int64], hidden: HiddenStates | None, streams: Sequence[str]
+    model: StreamedModel,
+    token_ids_SL: npt.NDArray[np.int64],
+    hidden: HiddenStates | None,
+    streams: Sequence[str],
+    positions: Positions | None = None,
 ) -> BlockKwargs:
     """Run the model without its blocks, a batch at a time: what enters the first block, and what each is called with.
 
     The hidden states go into ``hidden`` under the name of every stream; None (when resuming) writes none.
-    Raises RecipeError where the model does more between its blocks than hand on the hidden states.
+    ``positions`` None: every sequence is one document. Raises RecipeError where the model does more between its blocks
+    than hand on the hidden states.
     """
     per_batch = max(1, TOKENS_PER_BATCH // token_ids_SL.shape[1])
-    batches = [token_ids_SL[start : start + per_batch] for start in range(0, len(token_ids_SL), per_batch)]
-    of_shape: dict[int, list[dict[str, Any]]] = {}
+    parts = [slice(start, start + per_batch) for start in range(0, len(token_ids_SL), per_batch)]
+    entrance = Entrance(model)
+    of_shape: dict[int, Sequence[Kwargs]] = {}
+    of_batch: list[Sequence[Kwargs]] = []
     kept: list[Tensor] = []
-    for number, ids_SL in enumerate(batches):
-        known = len(ids_SL) in of_shape
-        if known and hidden is None:
-            continue
-        entered_SLD, kwargs = _pass_through(model, ids_SL, stop_at_first=known)
-        if not known:
-            of_shape[len(ids_SL)] = [_interned(each, kept) for each in kwargs]
+    for number, rows in enumerate(parts):
+        ids_SL = token_ids_SL[rows]
+        given_SL = None if positions is None else positions.position_ids_SL[rows]
+        known = of_shape.get(len(ids_SL))
+        if known is None or hidden is not None:
+            entered_SLD, kwargs = entrance.run(ids_SL, given_SL, stop_at_first=known is not None)
         if hidden is not None:
             hidden.write(number, dict.fromkeys(streams, entered_SLD.float()))
-    return BlockKwargs(of_shape, [len(ids_SL) for ids_SL in batches], token_ids_SL.shape[1])
+        if positions is not None:
+            of_batch.append(StoredKwargs.write(positions.folder / f"batch-{number:05d}.safetensors", kwargs))
+            continue
+        if known is None:
+            known = of_shape[len(ids_SL)] = [map_leaves(each, partial(interned, kept=kept)) for each in kwargs]
+        of_batch.append(known)
+    return BlockKwargs(of_batch, [len(token_ids_SL[rows]) for rows in parts], token_ids_SL.shape[1])
 
 
 def run_block(block: nn.Module, batch: Batch) -> Tensor:
@@ -146,80 +154,79 @@ def run_block(block: nn.Module, batch: Batch) -> Tensor:
     return hidden_SLD
 
 
-def _pass_through(
-    model: StreamedModel, token_ids_SL: npt.NDArray[np.int64], stop_at_first: bool
-) -> tuple[Tensor, list[dict[str, Any]]]:
-    """What enters the first block, and the other arguments of every block, with each block handing on its input."""
-    entered: list[Tensor] = []
-    kwargs: list[dict[str, Any]] = []
-    kinds: dict[type, Any] = {}
-    blocks = model.blocks.blocks
+class Entrance:
+    """The model without its blocks: what enters the first one, and what each is called with."""
 
-    def stand_in(index: int, *args: Any, **given: Any) -> Any:
-        block = blocks[index]
-        names = list(inspect.signature(type(block).forward).parameters)[1:]
-        named = dict(zip(names, args, strict=False)) | given
-        hidden_SLD = named.pop(names[0])
-        if index != len(kwargs) or len(args) > len(names) or (entered and not torch.equal(entered[0], hidden_SLD)):
-            raise RecipeError(
-                f"model: {type(model.module).__name__} does more between its decoder blocks than hand on the hidden "
-                f"states (seen at {model.blocks.name(index)}); this architecture cannot be quantized block by block"
-            )
-        entered[:] = [hidden_SLD]
-        kwargs.append(named)
-        if stop_at_first or index + 1 == len(blocks):
-            raise StopForwardError
-        if type(block) not in kinds:
-            one = Batch(hidden_SLD, named).first_sequence(torch.float32)
-            kinds[type(block)] = model.load_block(index).float()(one.hidden_SLD, **one.kwargs)
-        kind = kinds[type(block)]
-        return (hidden_SLD, *kind[1:]) if isinstance(kind, tuple) else hidden_SLD
+    def __init__(self, model: StreamedModel) -> None:
+        self._model = model
+        self._kinds: dict[type, Any] = {}  # what a block of each class gives out, for its form
 
-    with model.replaced([partial(stand_in, index) for index in range(len(blocks))]):
-        try:
-            # Without use_cache=False a block run again would attend to the keys of its earlier runs.
-            model.module(input_ids=torch.from_numpy(token_ids_SL), use_cache=False)
-        except StopForwardError:
-            return entered[0], kwargs
-    raise RecipeError(f"model: {type(model.module).__name__} ran without calling its blocks {model.blocks.path}")
+    @torch.no_grad()
+    def run(
+        self,
+        token_ids_SL: npt.NDArray[np.int64],
+        position_ids_SL: npt.NDArray[np.int64] | None = None,
+        stop_at_first: bool = False,
+    ) -> tuple[Tensor, list[Kwargs]]:
+        """The hidden states [S, L, D] that enter, and the other arguments of every block (or only of the first).
+
+        Each block hands on its input. Raises RecipeError where something else comes to the next one.
+        """
+        model, blocks = self._model, self._model.blocks.blocks
+        entered: list[Tensor] = []
+        kwargs: list[Kwargs] = []
+
+        def stand_in(index: int, *args: Any, **given: Any) -> Any:
+            names = list(inspect.signature(type(blocks[index]).forward).parameters)[1:]
+            named = dict(zip(names, args, strict=False)) | given
+            hidden_SLD = named.pop(names[0])
+            if index != len(kwargs) or len(args) > len(names) or (entered and not torch.equal(entered[0], hidden_SLD)):
+                raise RecipeError(
+                    f"model: {type(model.module).__name__} does more between its decoder blocks than hand on the "
+                    f"hidden states (seen at {model.blocks.name(index)}); this architecture cannot be quantized block "
+                    "by block"
+                )
+            entered[:] = [hidden_SLD]
+            kwargs.append(named)
+            if stop_at_first or index + 1 == len(blocks):
+                raise StopForwardError
+            return self._handed_on(index, hidden_SLD, named)
+
+        # Without use_cache=False a block run again would attend to the keys of its earlier runs.
+        given: Kwargs = {"input_ids": torch.from_numpy(token_ids_SL), "use_cache": False}
+        if position_ids_SL is not None:
+            given["position_ids"] = torch.from_numpy(position_ids_SL)
+        with model.replaced([partial(stand_in, index) for index in range(len(blocks))]):
+            try:
+                model.module(**given)
+            except StopForwardError:
+                return entered[0], kwargs
+        raise RecipeError(f"model: {type(model.module).__name__} ran without calling its blocks {model.blocks.path}")
+
+    def _handed_on(self, index: int, hidden_SLD: Tensor, kwargs: Kwargs) -> Any:
+        """``hidden_SLD`` in the form in which the block gives out what it computes."""
+        kind = type(self._model.blocks.blocks[index])
+        if kind not in self._kinds:
+            one = Batch(hidden_SLD, kwargs).first_sequence(torch.float32)
+            self._kinds[kind] = self._model.load_block(index).float()(one.hidden_SLD, **one.kwargs)
+        form = self._kinds[kind]
+        return (hidden_SLD, *form[1:]) if isinstance(form, tuple) else hidden_SLD
 
 
 def _cast_floats(value: Any, dtype: torch.dtype) -> Any:
     """Floating tensors, also inside tuples and dicts, in ``dtype``; anything else unchanged."""
-    if isinstance(value, dict):
-        return {key: _cast_floats(part, dtype) for key, part in value.items()}
-    if isinstance(value, tuple):
-        return tuple(_cast_floats(part, dtype) for part in value)
-    if isinstance(value, Tensor) and value.is_floating_point():
-        return value.to(dtype)
-    return value
+
+    def cast(leaf: Any) -> Any:
+        return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+
+    return map_leaves(value, cast)
 
 
 def _rows(value: Any, num_sequences: int, rows: slice) -> Any:
     """The part of a block's keyword arguments that belongs to some sequences of a batch."""
-    if isinstance(value, dict):
-        return {key: _rows(part, num_sequences, rows) for key, part in value.items()}
-    if isinstance(value, tuple):
-        return tuple(_rows(part, num_sequences, rows) for part in value)
-    # One dimension alone is positions, which all sequences share.
-    if isinstance(value, Tensor) and value.ndim > 1 and len(value) == num_sequences:
-        return value[rows]
-    return value
 
+    def cut(leaf: Any) -> Any:
+        # One dimension alone is positions, which all sequences share.
+        return leaf[rows] if isinstance(leaf, Tensor) and leaf.ndim > 1 and len(leaf) == num_sequences else leaf
 
-def _interned(value: Any, kept: list[Tensor]) -> Any:
-    """``value`` with every tensor replaced by an equal one of ``kept``, where there is one; else added there."""
-    if isinstance(value, dict):
-        return {key: _interned(part, kept) for key, part in value.items()}
-    if isinstance(value, tuple):
-        return tuple(_interned(part, kept) for part in value)
-    if not isinstance(value, Tensor):
-        return value
-    for tensor in kept:
-        if tensor is value or (
-            (tensor.dtype, tensor.shape, tensor.stride()) == (value.dtype, value.shape, value.stride())
-            and torch.equal(tensor, value)
-        ):
-            return tensor
-    kept.append(value)
-    return value
+    return map_leaves(value, cut)

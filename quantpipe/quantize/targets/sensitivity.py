@@ -91,20 +91,23 @@ def measure_sensitivity(
     token_ids_SL: npt.NDArray[np.int64],
     work_folder: Path,
     progress: Progress,
+    position_ids_SL: npt.NDArray[np.int64] | None = None,
 ) -> list[LinearSet]:
     """Each set of the linears in ``schemes`` (full names), with the KL [nats/token] that quantizing it alone costs.
 
     Sets are the linears of a block that read the same tensor, and all experts of the model, which readers load by one
     scheme (their KL is summed over layers). A linear outside the blocks is a set of its own. Weights are rounded with
-    scales weighted by how strongly the tokens use each input. Results are in model order. Temporary files go into
-    ``work_folder``. Raises DataError where a set has more than one scheme, or leads to logits that are not finite.
+    scales weighted by how strongly the tokens use each input. ``position_ids_SL`` start anew at each document; None:
+    every sequence is one. Results are in model order. Temporary files go into ``work_folder``. Raises DataError where
+    a set has more than one scheme, or leads to logits that are not finite.
     """
     num_blocks = len(model.blocks.blocks)
     input_ids_SL = torch.from_numpy(token_ids_SL)
+    positions = {} if position_ids_SL is None else {"position_ids": torch.from_numpy(position_ids_SL)}
     with _empty_folder(work_folder / "sensitivity") as folder:
         carrier = _Carrier(model, schemes, folder, progress(range(num_blocks), num_blocks, "blocks measured"))
         with model.replaced([partial(carrier.run, index) for index in range(num_blocks)]):
-            model.module(input_ids=input_ids_SL, use_cache=False)
+            model.module(input_ids=input_ids_SL, use_cache=False, **positions)
         next(carrier.steps, None)
         tail = _Tail(model, carrier.output, input_ids_SL)
         total = _summed_divergences(tail, carrier.variants, progress)

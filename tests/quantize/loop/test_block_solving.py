@@ -55,6 +55,28 @@ def test_each_token_is_observed_once_however_often_a_pass_is_repeated(
     assert [(record.layer, record.num_tokens) for record in kept] == [(0, 192), (1, 192)]
 
 
+def test_attention_of_documents_packed_apart_is_that_of_each_alone(
+    random_llama: Callable[..., Path], tmp_path: Path, token_ids: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The largest keys and values of a document do not depend on what stands before it; nor do the errors."""
+    monkeypatch.setattr("quantpipe.quantize.model.block_runs.TOKENS_PER_BATCH", 32)  # every sequence is sampled
+    model = StreamedModel.open(random_llama(), attention=watched_attention())
+    targets = find_targets(model.module, model.blocks, ["lm_head"], w4a16(32))
+    ids, positions = token_ids.reshape(3, 64), np.tile(np.arange(32), (3, 2))
+    packed, alone = (
+        quantize_blocks(model, targets, watching, each, tmp_path / str(each.shape), "0", no_progress, apart).kv
+        for watching, each, apart in (
+            (replace(NEAREST, kv=KVObserver("int8_static")), ids, positions),
+            (replace(NEAREST, kv=KVObserver("int8_static")), token_ids, None),
+        )
+    )
+    for one, other in zip(packed, alone, strict=True):
+        assert one.num_tokens == other.num_tokens == 192
+        assert one.key_absmax == pytest.approx(other.key_absmax, rel=1e-5)
+        assert one.value_absmax == pytest.approx(other.value_absmax, rel=1e-5)
+        assert one.errors == pytest.approx(other.errors, rel=1e-3)
+
+
 def test_attention_is_observed_without_a_solver_that_reads_data(
     random_llama: Callable[..., Path], tmp_path: Path, token_ids: np.ndarray
 ) -> None:

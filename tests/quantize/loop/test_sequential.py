@@ -41,11 +41,12 @@ def quantize(
     method: Method,
     token_ids: TokenIds | None = None,
     overrides: tuple[tuple[tuple[str, ...], WeightScheme], ...] = (),
+    position_ids: TokenIds | None = None,
 ) -> QuantizedModel:
     model = StreamedModel.open(folder)
     ignored = [] if overrides else ["lm_head"]
     targets = find_targets(model.module, model.blocks, ignored, scheme, overrides)
-    return quantize_blocks(model, targets, method, token_ids, work_folder, "fingerprint", no_progress)
+    return quantize_blocks(model, targets, method, token_ids, work_folder, "fingerprint", no_progress, position_ids)
 
 
 def contents(quantized: QuantizedModel) -> dict[str, torch.Tensor]:
@@ -126,6 +127,64 @@ def test_statistics_are_those_of_the_running_model(
     tolerance = 2e-2 if sequential else 1e-4  # rounded linears before it in its block
     expected_KK = x_TK.T @ x_TK / len(x_TK)
     assert float((seen[7] - expected_KK).norm() / expected_KK.norm()) < tolerance
+
+
+# Documents of 9, 12 and 11 tokens in each sequence.
+APART = np.tile(np.concatenate([np.arange(9), np.arange(12), np.arange(11)]), (6, 1))
+
+
+def test_statistics_of_documents_packed_apart_are_those_of_each_alone(
+    folder: Path, tmp_path: Path, token_ids: TokenIds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quantpipe.quantize.model.block_runs.TOKENS_PER_BATCH", 64)
+    seen: list[torch.Tensor] = []
+
+    def keep(given: SolverInput) -> Solution:
+        assert given.statistics is not None
+        assert given.statistics.num_tokens == token_ids.size
+        seen.append(given.statistics.hessian_KK.clone())
+        return solve_rtn(SolverInput(given.weight_NK, given.scheme, torch.float32, None, NEAREST.options))
+
+    method = Method([], keep, reads_data=True, sequential=False, propagate="full")
+    quantize(folder, tmp_path, weight_only(8, 32), method, token_ids, position_ids=APART)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    inputs: list[torch.Tensor] = []
+    hook = model.get_submodule("model.layers.1.mlp.down_proj").register_forward_pre_hook(
+        lambda _module, args: inputs.append(args[0].reshape(-1, args[0].shape[-1]))
+    )
+    with torch.no_grad():
+        for row in torch.from_numpy(token_ids):
+            for document in row.split([9, 12, 11]):
+                model(input_ids=document[None], use_cache=False)
+    hook.remove()
+    x_TK = torch.cat(inputs)
+    expected_KK = x_TK.T @ x_TK / len(x_TK)
+    assert float((seen[7] - expected_KK).norm() / expected_KK.norm()) < 1e-4
+
+
+@pytest.mark.parametrize("propagate", ["quantized", "both"])
+def test_an_interrupted_run_on_documents_packed_apart_ends_the_same(
+    folder: Path, tmp_path: Path, token_ids: TokenIds, propagate: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quantpipe.quantize.model.block_runs.TOKENS_PER_BATCH", 64)
+    method = Method([scale_norms], solve_gptq, reads_data=True, propagate=propagate)
+    whole = quantize(folder, tmp_path / "whole", w4a16(32), method, token_ids, position_ids=APART)
+    with pytest.raises(KilledError):
+        cut = replace(killed_at(4 + 2), propagate=propagate)
+        quantize(folder, tmp_path / "cut", w4a16(32), cut, token_ids, position_ids=APART)
+    resumed = quantize(folder, tmp_path / "cut", w4a16(32), method, token_ids, position_ids=APART)
+    assert_same(whole, resumed)
+    crossing = quantize(folder, tmp_path / "crossing", w4a16(32), method, token_ids)
+    assert any(not torch.equal(whole.weights[name].q_NK, weight.q_NK) for name, weight in crossing.weights.items())
+
+
+def test_runs_on_documents_packed_apart_that_are_given_up_and_repeated_give_the_same_numbers(
+    folder: Path, tmp_path: Path, token_ids: TokenIds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quantpipe.quantize.model.block_runs.TOKENS_PER_BATCH", 64)
+    kept = quantize(folder, tmp_path / "kept", w4a16(32), GPTQ, token_ids, position_ids=APART)
+    monkeypatch.setattr("quantpipe.quantize.loop.block_solving.MAX_SUSPENDED_BYTES", 1)
+    assert_same(kept, quantize(folder, tmp_path / "given_up", w4a16(32), GPTQ, token_ids, position_ids=APART))
 
 
 @pytest.mark.parametrize("propagate", ["quantized", "full", "both"])

@@ -1,3 +1,4 @@
+import copy
 from collections.abc import Callable
 from pathlib import Path
 
@@ -6,11 +7,12 @@ import pytest
 import torch
 
 from quantpipe.errors import RecipeError
+from quantpipe.quantize.model.block_kwargs import BlockKwargs
 from quantpipe.quantize.model.block_runs import (
     QUANTIZED,
     Batch,
-    BlockKwargs,
     HiddenStates,
+    Positions,
     StoredBatches,
     capture_block_inputs,
     run_block,
@@ -65,7 +67,7 @@ def test_one_copy_is_kept_of_what_blocks_share(
     first, second = (kwargs.of(0, block)["position_embeddings"][0] for block in (0, 1))
     assert first is second
     assert kwargs.of(0, 0) is kwargs.of(1, 0)
-    assert sorted(kwargs.of_shape) == [2, 4]
+    assert kwargs.of(2, 0) is not kwargs.of(1, 0)
 
 
 def test_each_type_of_block_has_its_own_rope(
@@ -115,3 +117,45 @@ def test_model_that_changes_hidden_states_between_blocks_is_refused(
     block.register_forward_pre_hook(lambda _module, args: (args[0] * 2, *args[1:]))
     with pytest.raises(RecipeError, match=r"does more between its decoder blocks .*seen at model\.layers\.1"):
         capture_block_inputs(model, token_ids, HiddenStates(tmp_path), [QUANTIZED])
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt_neox", "qwen3_moe"])
+def test_a_document_packed_apart_comes_out_as_it_does_alone(
+    tiny_model: Callable[..., Path], tmp_path: Path, token_ids: np.ndarray, name: str
+) -> None:
+    """In every sequence of every batch, through both blocks; documents begin at other places in each sequence."""
+    model, hidden, starts = StreamedModel.open(tiny_model(name)), HiddenStates(tmp_path / "hidden"), range(3, 13)
+    hidden.folder.mkdir()
+    position_ids = np.stack([np.concatenate([np.arange(start), np.arange(16 - start)]) for start in starts])
+    kwargs = capture_block_inputs(model, token_ids, hidden, [QUANTIZED], Positions(position_ids, tmp_path))
+    with torch.no_grad():
+        packed = _through_blocks(model, hidden, kwargs)
+        for row, start in enumerate(starts):
+            for number, part in enumerate((slice(0, start), slice(start, 16))):
+                alone = HiddenStates(tmp_path / f"alone-{row}-{number}")
+                alone.folder.mkdir()
+                kwargs_alone = capture_block_inputs(model, token_ids[row : row + 1, part], alone, [QUANTIZED])
+                expected = _through_blocks(model, alone, kwargs_alone)[0]
+                assert torch.allclose(packed[row, part], expected, rtol=1e-4, atol=1e-5), (row, number)
+
+
+def _through_blocks(model: StreamedModel, hidden: HiddenStates, kwargs: BlockKwargs) -> torch.Tensor:
+    outputs = [batch.hidden_SLD for batch in StoredBatches(hidden, kwargs, 0)]
+    for index in range(len(model.blocks.blocks)):
+        block = model.load_block(index).float()
+        outputs = [run_block(block, Batch(x, kwargs.of(number, index))) for number, x in enumerate(outputs)]
+    return torch.cat(outputs)
+
+
+def test_arguments_of_documents_packed_apart_are_written_anew_when_resuming(
+    tiny_model: Callable[..., Path], tmp_path: Path, token_ids: np.ndarray
+) -> None:
+    model = StreamedModel.open(tiny_model("llama"))
+    positions = Positions(np.tile(np.arange(8), (10, 2)), tmp_path)
+    first = copy.deepcopy(capture_block_inputs(model, token_ids, None, [], positions).of(2, 1))
+    for path in tmp_path.iterdir():
+        path.write_bytes(b"what a killed run left half written")
+    again = capture_block_inputs(model, token_ids, None, [], positions).of(2, 1)
+    assert first.keys() == again.keys()
+    assert torch.equal(first["attention_mask"], again["attention_mask"])
+    assert first["attention_mask"].shape == (2, 1, 16, 16)

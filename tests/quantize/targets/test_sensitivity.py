@@ -201,3 +201,15 @@ def test_bits_spent_by_sensitivity_save_more_than_the_same_bits_spent_the_other_
         quantized = log_probabilities(base, held_out)
         found.append(float((expected.exp() * (expected - quantized)).sum(-1).mean()))
     assert found[0] < 0.8 * found[1]
+
+
+def test_documents_packed_apart_cost_what_each_costs_alone(tiny_model: MakeModel, tmp_path: Path) -> None:
+    model = StreamedModel.open(tiny_model("llama"))
+    schemes = find_targets(model.module, model.blocks, ["lm_head"], LOW).schemes
+    documents = np.random.default_rng(0).integers(3, 128, (6, 16))
+    positions = np.tile(np.arange(16), (3, 2))
+    packed = measure_sensitivity(model, schemes, documents.reshape(3, 32), tmp_path, no_progress, positions)
+    alone = measure_sensitivity(model, schemes, documents, tmp_path, no_progress)
+    crossing = measure_sensitivity(model, schemes, documents.reshape(3, 32), tmp_path, no_progress)
+    assert [part.kl for part in packed] == pytest.approx([part.kl for part in alone], rel=1e-3)
+    assert [part.kl for part in packed] != pytest.approx([part.kl for part in crossing], rel=1e-3)
