@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from quantpipe.calibration.redaction import Redactor, RedactSection
+from quantpipe.calibration.redaction.placeholders import placeholder_key
 from quantpipe.calibration.rows import Message
 from quantpipe.calibration.self_text import SelfTextRequest, WrittenText
 from quantpipe.engine.config import EngineConfig
@@ -21,8 +23,15 @@ from quantpipe.report import Reporter
 from quantpipe.self_text_writer import Writer
 from quantpipe.sources.base_model import BaseModel
 
+SELF_TEXT_FOLDER = "self_text"
 BATCH_SAMPLES = 32
 Redact = Callable[[str], str]
+
+
+def own_texts(base: BaseModel, config: EngineConfig, output: Path, reporter: Reporter) -> "OwnTexts":
+    """What writes texts with ``base``; they are kept below ``output``, redacted with all built-in rules."""
+    redactor = Redactor(RedactSection(), placeholder_key(SELF_TEXT_FOLDER, 0))
+    return OwnTexts(base, config, output / SELF_TEXT_FOLDER, redactor.redact, reporter)
 
 
 @dataclass

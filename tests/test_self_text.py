@@ -11,7 +11,7 @@ from quantpipe.calibration.self_text import SelfTextRequest, WrittenText
 from quantpipe.engine.config import EngineConfig
 from quantpipe.errors import DataError
 from quantpipe.report import Reporter
-from quantpipe.self_text import KeptTexts, OwnTexts
+from quantpipe.self_text import KeptTexts, OwnTexts, own_texts
 from quantpipe.sources.base_model import BaseModel
 
 REQUEST = SelfTextRequest(num_samples=4, max_tokens=24, temperature=0.8, top_p=0.95, openers=(), seed=0)
@@ -89,3 +89,10 @@ def test_conversations_and_texts_are_read_as_they_were_kept(tmp_path: Path) -> N
     kept.append(texts[:1])
     kept.append(texts[1:])
     assert kept.read() == texts
+
+
+def test_what_a_model_repeats_from_its_training_is_redacted(tiny_llama: Path, tmp_path: Path, quiet: Reporter) -> None:
+    base = BaseModel(tiny_llama, "tiny", "0" * 64, is_dequantized=False)
+    texts = own_texts(base, EngineConfig(num_threads=1), tmp_path, quiet)
+    assert texts.redact("write to jo@example.com").startswith("write to <EMAIL_")
+    assert texts.folder.parent == tmp_path
