@@ -212,3 +212,10 @@ def _template_file(index: int, written: str, folder: Path) -> Iterator[Problem]:
     if not (folder / written).is_file():
         text = f"no file {folder / written}{suggest(written, ('none', 'tokenizer'))}, or the path of a Jinja file"
         yield Problem(("sources", index, "template"), text)
+        return
+    from quantpipe.calibration.template_file import TemplateFile  # loads Jinja
+
+    try:
+        TemplateFile(folder / written)
+    except DataError as error:
+        yield Problem(("sources", index, "template"), str(error))

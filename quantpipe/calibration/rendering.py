@@ -6,10 +6,13 @@ tokenizer adds one to plain text, one is put in front. Trailing white space is d
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quantpipe.calibration.rows import RowProblems, Sample
 from quantpipe.errors import DataError
+
+if TYPE_CHECKING:
+    from quantpipe.calibration.template_file import TemplateFile
 
 
 class Renderer:
@@ -35,10 +38,7 @@ class Renderer:
         self.eos: int = self._tokenizer.eos_token_id
         self._bos: int | None = self._tokenizer.bos_token_id
         self._adds_bos = self._bos is not None and self._tokenizer("a")["input_ids"][:1] == [self._bos]
-        self._sources = {index: read_template(file) for index, file in (template_files or {}).items()}
-        self._templates = {
-            index: _compiled(text, (template_files or {})[index]) for index, text in self._sources.items()
-        }
+        self._templates = _open_templates(template_files or {})
         self.num_double_bos = 0
 
     def require_template(self) -> None:
@@ -82,24 +82,13 @@ class Renderer:
         return str(self._tokenizer.apply_chat_template(list(sample.content), tokenize=False))
 
     def _by_file(self, sample: Sample) -> str:
-        """By the user's template. It sees ``messages`` and the first of each role, or ``text``; the rest is none."""
-        messages = [] if isinstance(sample.content, str) else list(sample.content)
-        said = {message["role"]: message["content"] for message in reversed(messages)}
-        rendered = self._templates[sample.source].render(
-            messages=messages or None,
-            system=said.get("system"),
-            prompt=said.get("user"),
-            response=said.get("assistant"),
-            text=sample.content if isinstance(sample.content, str) else None,
-            bos_token=self._tokenizer.bos_token,
-            eos_token=self._tokenizer.eos_token,
-        )
-        return str(rendered)
+        template = self._templates[sample.source]
+        return template.render(sample.content, self._tokenizer.bos_token, self._tokenizer.eos_token)
 
     def _reason(self, error: Exception, sample: Sample) -> str:
         """What a template says, where those are its own words; otherwise only the kind of error: it may quote a row."""
-        said = str(error)
-        written = self._sources.get(sample.source) or str(self._tokenizer.chat_template)
+        said, template = str(error), self._templates.get(sample.source)
+        written = f"{template.text}\n{template.limits}" if template is not None else str(self._tokenizer.chat_template)
         return said[:100] if said and said in written else type(error).__name__
 
     def _framed(self, token_ids: list[int]) -> list[int]:
@@ -113,27 +102,9 @@ class Renderer:
         return token_ids if token_ids[-1:] == [self.eos] else [*token_ids, self.eos]
 
 
-def read_template(file: Path) -> str:
-    """The text of a template file. Raises DataError where it cannot be read."""
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file}: no template can be read here; give a Jinja file in UTF-8") from error
+def _open_templates(files: Mapping[int, Path]) -> "dict[int, TemplateFile]":
+    if not files:
+        return {}
+    from quantpipe.calibration.template_file import TemplateFile  # loads Jinja
 
-
-def _compiled(text: str, file: Path) -> Any:
-    from jinja2 import StrictUndefined, TemplateSyntaxError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.globals["raise_exception"] = _raise_exception
-    try:
-        return environment.from_string(text)
-    except TemplateSyntaxError as error:
-        raise DataError(f"{file}:{error.lineno}: not a Jinja template: {error.message}; correct it") from error
-
-
-def _raise_exception(text: str) -> None:
-    from jinja2 import TemplateError
-
-    raise TemplateError(text)
+    return {index: TemplateFile(file) for index, file in files.items()}
