@@ -246,12 +246,12 @@ def test_every_method_takes_documents_packed_apart(method: str, tiny_model: Make
     section = QuantizeSection.model_validate(METHODS[method])
     apart = np.tile(np.concatenate([np.arange(12), np.arange(20)]), (len(TOKEN_IDS), 1))
     quiet = Reporter(quiet=True)
-    crossing, separate = (
-        quantize_model(
-            section, open_model(tiny_model("llama")), TOKEN_IDS, tmp_path / name, "0", quiet, positions
-        ).model
-        for name, positions in (("crossing", None), ("separate", apart))
-    )
+
+    def quantized(name: str, positions: npt.NDArray[np.int64] | None) -> QuantizedModel:
+        model = open_model(tiny_model("llama"))
+        return quantize_model(section, model, TOKEN_IDS, tmp_path / name, "0", quiet, positions).model
+
+    crossing, separate = quantized("crossing", None), quantized("separate", apart)
     assert [record.linears for record in separate.transformed] == [record.linears for record in crossing.transformed]
     assert [layer.num_tokens for layer in separate.layers] == [layer.num_tokens for layer in crossing.layers]
     errors = [[layer.error_after for layer in result.layers] for result in (separate, crossing)]
