@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from quantpipe import __version__, formats, quantize
-from quantpipe.calibration.build import CalibrationSet, build_calibration
+from quantpipe.calibration import CalibrationSet
+from quantpipe.calibration.leakage import EvalText
 from quantpipe.engine.config import EngineConfig
 from quantpipe.errors import ArtifactError, DataError, RecipeError
 from quantpipe.evaluate.parity import check_parity, require_parity
@@ -33,6 +34,7 @@ from quantpipe.quantize.transforms.transform import TransformRecord
 from quantpipe.quantize.writing import write_quantized
 from quantpipe.recipe.quantize_section import GptqSolver
 from quantpipe.recipe.schema import Recipe
+from quantpipe.recipe_calibration import budget_of, calibrate, write_manifest
 from quantpipe.report import Reporter
 from quantpipe.sources.base_model import BaseModel
 
@@ -54,10 +56,13 @@ class Candidate:
     was_reused: bool
 
 
-def make_candidate(recipe: Recipe, base: BaseModel, config: EngineConfig | None, reporter: Reporter) -> Candidate:
+def make_candidate(
+    recipe: Recipe, base: BaseModel, config: EngineConfig | None, texts: Sequence[EvalText], reporter: Reporter
+) -> Candidate:
     """Quantize as the recipe says, write the artifact under its ``output``, and check parity.
 
-    ``config`` None: the runtime does not serve this model, so what it would serve is not compared. Raises RecipeError
+    ``config`` None: the runtime does not serve this model, so what it would serve is not compared. ``texts`` are what
+    the recipe evaluates on, which no calibration row may overlap. Raises RecipeError
     and DataError before any long work where the recipe cannot be carried out. A run that was killed is taken up again.
     """
     base_artifact = Artifact.open(base.folder)
@@ -70,25 +75,29 @@ def make_candidate(recipe: Recipe, base: BaseModel, config: EngineConfig | None,
     if recipe.quantize is not None:  # what cannot be quantized is refused before calibration
         targets_of(recipe.quantize, model)
         model.check_finite()
-    calibration = _build_calibration(recipe, base, reporter)
+    calibration = calibrate(recipe, base, texts, reporter)
     fingerprint = _fingerprint(recipe, base, calibration)
     reused = _reusable(folder, fingerprint)
     if reused is not None:
         reporter.note(f"unchanged since the last run: {folder}")
+        if calibration is not None:
+            write_manifest(recipe.output, calibration)
         return reused
     quantization = None
     if recipe.quantize is not None:
         names = [*(each.name for each in recipe.quantize.transforms), recipe.quantize.solver.name]
         reporter.stage(f"quantize: {', '.join(names)} to {scheme_of(recipe.quantize.scheme).label}")
-        token_ids_SL = calibration.token_ids if calibration is not None else None
+        blocks = (None, None) if calibration is None else (calibration.token_ids, calibration.position_ids)
         work = recipe.output / WORK_FOLDER
-        quantization = quantize_model(recipe.quantize, model, token_ids_SL, work, fingerprint, reporter)
+        quantization = quantize_model(recipe.quantize, model, blocks[0], work, fingerprint, reporter, blocks[1])
         for note in transform_notes(quantization.model.transformed):
             reporter.note(note)
         for line in layer_table(quantization.model).splitlines():
             reporter.note(line)
     reporter.stage(f"write {folder}")
     withdraw_verdict(recipe.output)
+    if calibration is not None:
+        write_manifest(recipe.output, calibration)
     manifest = _manifest(recipe, base, calibration, quantization, fingerprint)
     artifact = _write(folder, model, quantization, manifest)
     parity = _check_parity(model, quantization, base, artifact, config, recipe, reporter)
@@ -126,26 +135,7 @@ def _hidden_bytes(recipe: Recipe, base: Artifact) -> int:
         return 0
     solver = recipe.quantize.solver if recipe.quantize is not None else None
     num_streams = 2 if isinstance(solver, GptqSolver) and solver.propagate == "both" else 1
-    return 2 * num_streams * section.num_sequences * section.sequence_length * hidden_size * FLOAT32_BYTES
-
-
-def _build_calibration(recipe: Recipe, base: BaseModel, reporter: Reporter) -> CalibrationSet | None:
-    section = recipe.calibration
-    if section is None:
-        return None
-    reporter.stage(f"calibrate: {section.num_sequences} x {section.sequence_length} tokens of {section.set.name}")
-    calibration = build_calibration(
-        section.set,
-        base.folder,
-        section.num_sequences,
-        section.sequence_length,
-        section.seed,
-        section.allow_shortfall,
-        reporter.progress,
-    )
-    for note in calibration.notes:
-        reporter.note(note)
-    return calibration
+    return 2 * num_streams * budget_of(recipe).num_tokens * hidden_size * FLOAT32_BYTES
 
 
 def transform_notes(transformed: Sequence[TransformRecord]) -> Iterator[str]:
@@ -228,7 +218,7 @@ def _calibration_record(calibration: CalibrationSet, recipe: Recipe) -> dict[str
         "num_sequences": num_sequences,
         "num_sequences_asked": calibration.num_sequences_asked,
         "sequence_length": sequence_length,
-        "seed": recipe.calibration.seed if recipe.calibration is not None else None,
+        "seed": calibration.manifest.get("seed"),
         "account": [asdict(account) for account in calibration.account],
     }
 
