@@ -63,7 +63,7 @@ class FileRead:
 
 @dataclass
 class SourceReading:
-    """What reading one source came to: files, rows, encodings, and why rows were left out.
+    """What reading one source came to: files, rows, lines by encoding, and why rows were left out.
 
     ``limit`` is the most rows to read; ``is_limited`` says that there are more; ``revision`` is the commit of a data
     set that was streamed.

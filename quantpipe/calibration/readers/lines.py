@@ -30,7 +30,7 @@ class Lines:
         self.number = 0
 
     def __iter__(self) -> Iterator[str]:
-        readline, encoding = self._opened.readline, self._encodings[0]
+        readline, encoding, counts = self._opened.readline, self._encodings[0], self._seen.encodings
         while line := readline(MAX_ROW_BYTES + 1):
             self.number += 1
             if len(line) > MAX_ROW_BYTES:
@@ -38,6 +38,7 @@ class Lines:
                 continue
             try:
                 text = line.decode(encoding)
+                counts[encoding] += 1
             except UnicodeDecodeError as error:
                 text = self._otherwise(line, error)
             self._num_bytes += len(line)
