@@ -4,16 +4,24 @@ The quantizer's model in memory is not reachable from here: what is judged is wh
 """
 
 import hashlib
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from quantpipe.bench.latency import num_text_tokens, run_bench
 from quantpipe.bench.workload import vocabulary_text
+from quantpipe.calibration.calibration_set import BuildContext
+from quantpipe.calibration.definition import set_of_recipe
+from quantpipe.calibration.heldout import HeldOut, read_held_out
+from quantpipe.calibration.leakage import EvalText
+from quantpipe.calibration.self_text import WriteText
 from quantpipe.engine.config import EngineConfig
 from quantpipe.engine.engine import Engine
 from quantpipe.engine.tokenizer import Tokenizer
+from quantpipe.errors import DataError
 from quantpipe.evaluate.divergence import DivergenceResult, measure_divergence, windows_from_text
+from quantpipe.evaluate.eval_texts import eval_texts
 from quantpipe.evaluate.suite import Suite, SuiteResult, compare, load_suite, run_suite
 from quantpipe.formats.artifact import Artifact, verify
 from quantpipe.gate.judge import GateResult, Limit, Measurement, judge
@@ -39,10 +47,14 @@ EXACT_CONFIDENCE = 0.99  # a count has no sampling error; the gate asks for some
 
 @dataclass(frozen=True)
 class Questions:
-    """What both models will be asked, read and checked before anything long begins."""
+    """What both models will be asked, read and checked before anything long begins.
+
+    ``texts`` are all of it as text, which no calibration row may overlap.
+    """
 
     suite: Suite | None
     windows: Sequence[Sequence[int]]
+    texts: tuple[EvalText, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -55,15 +67,24 @@ class Findings:
     bench: tuple[BenchRow, ...] = ()
 
 
-def read_questions(recipe: Recipe, tokenizer_folder: Path) -> Questions:
-    """Load the suite and cut the held-out text. DataError where either is incomplete."""
+def read_questions(recipe: Recipe, tokenizer_folder: Path, write: WriteText | None = None) -> Questions:
+    """Load the suite, and cut the held-out text or the rows that the calibration set holds out.
+
+    ``write``: who writes the text of a set of ``kind: self``. DataError where anything is incomplete.
+    """
     section = recipe.evaluate
     if section is None:
         return Questions(None, ())
-    windows: Sequence[Sequence[int]] = ()
-    if section.divergence is not None:
-        windows = _windows(section.divergence, tokenizer_folder)
-    return Questions(load_suite(section.suite), windows)
+    suite, divergence = load_suite(section.suite), section.divergence
+    if divergence is None:
+        return Questions(suite, (), tuple(eval_texts(suite, None)))
+    if divergence.text is None:
+        held_out = _held_out(recipe, divergence, tokenizer_folder, write)
+        windows = [window.token_ids for window in held_out.windows]
+        return Questions(suite, windows, (*eval_texts(suite, None), *held_out.texts))
+    tokenizer = Tokenizer.open(tokenizer_folder)
+    cut = windows_from_text(divergence.text, tokenizer, divergence.num_windows, divergence.window_tokens)
+    return Questions(suite, cut, tuple(eval_texts(suite, divergence.text)))
 
 
 def engine_config(recipe: Recipe, kv_dtype: str | None = None) -> EngineConfig:
@@ -200,9 +221,16 @@ def score_rows(base: SuiteResult, candidate: SuiteResult) -> tuple[ScoreRow, ...
     return tuple(rows)
 
 
-def _windows(section: DivergenceSection, tokenizer_folder: Path) -> Sequence[Sequence[int]]:
-    tokenizer = Tokenizer.open(tokenizer_folder)
-    return windows_from_text(section.text, tokenizer, section.num_windows, section.window_tokens)
+def _held_out(recipe: Recipe, section: DivergenceSection, tokenizer_folder: Path, write: WriteText | None) -> HeldOut:
+    """Windows of the rows that the recipe's set holds out: the same for every seed of the calibration."""
+    definition = set_of_recipe(recipe)
+    if isinstance(definition, Path):
+        raise DataError(
+            f"{definition}: blocks that were built before have no held-out rows; name the set.yaml they were built from"
+        )
+    with tempfile.TemporaryDirectory(prefix="quantpipe-") as scratch:
+        context = BuildContext(work_folder=Path(scratch), generate=write)
+        return read_held_out(definition, tokenizer_folder, section.num_windows, section.window_tokens, context=context)
 
 
 def _context(recipe: Recipe, base: BaseModel, artifact: Artifact, candidate: Engine) -> RunContext:

@@ -46,6 +46,38 @@ def test_too_little_held_out_text_is_an_error_with_counts(tmp_path: Path, tiny_l
         read_questions(asked, tiny_llama)
 
 
+def test_questions_come_with_the_texts_that_no_calibration_row_may_overlap(tmp_path: Path, tiny_llama: Path) -> None:
+    divergence = {"text": EVALS / "held_out", "num_windows": 4, "window_tokens": 32}
+    questions = read_questions(recipe(tmp_path, evaluate={"suite": EVALS, "divergence": divergence}), tiny_llama)
+    assert {text.set for text in questions.texts} == {str(EVALS), str(EVALS / "held_out")}
+
+
+def calibrated(tmp_path: Path, holdout: str) -> Recipe:
+    """A recipe that is evaluated on what its set of 100 short texts holds out."""
+    rows = "".join(f"{n}: the {n}th of a hundred rows, each with a number of its own in it\n" for n in range(100))
+    (tmp_path / "rows.txt").write_text(rows)
+    source = "sources:\n  - {path: rows.txt, text_rows: line}\n"
+    (tmp_path / "set.yaml").write_text(f"version: 1\nname: hundred\nnear_duplicates: off\n{holdout}{source}")
+    divergence = {"holdout": True, "num_windows": 4, "window_tokens": 32}
+    return recipe(tmp_path, calibration={"set": tmp_path}, evaluate={"suite": EVALS, "divergence": divergence})
+
+
+def test_held_out_rows_of_the_calibration_set_may_be_the_text(tmp_path: Path, tiny_llama: Path) -> None:
+    asked = calibrated(tmp_path, "holdout: {frac: 0.3}\n")
+    questions = read_questions(asked, tiny_llama)
+    assert [len(window) for window in questions.windows] == [32] * 4
+    held_out = [text for text in questions.texts if text.is_held_out]
+    assert held_out
+    assert all("of a hundred rows" in text.text and text.set == "held-out rows of hundred" for text in held_out)
+    again = asked.calibration.model_copy(update={"seed": 5}) if asked.calibration is not None else None
+    assert read_questions(asked.model_copy(update={"calibration": again}), tiny_llama).windows == questions.windows
+
+
+def test_set_that_holds_nothing_out_cannot_be_evaluated_on(tmp_path: Path, tiny_llama: Path) -> None:
+    with pytest.raises(DataError, match="nothing is held out to evaluate on; add holdout"):
+        read_questions(calibrated(tmp_path, ""), tiny_llama)
+
+
 def test_scores_count_flips_in_both_directions() -> None:
     def result(*correct: bool) -> SuiteResult:
         items = (
