@@ -57,13 +57,13 @@ class Candidate:
 
 
 def make_candidate(
-    recipe: Recipe, base: BaseModel, config: EngineConfig | None, texts: Sequence[EvalText], reporter: Reporter
+    recipe: Recipe, base: BaseModel, config: EngineConfig | None, reporter: Reporter, texts: Sequence[EvalText] = ()
 ) -> Candidate:
     """Quantize as the recipe says, write the artifact under its ``output``, and check parity.
 
     ``config`` None: the runtime does not serve this model, so what it would serve is not compared. ``texts`` are what
-    the recipe evaluates on, which no calibration row may overlap. Raises RecipeError
-    and DataError before any long work where the recipe cannot be carried out. A run that was killed is taken up again.
+    the recipe evaluates on, which no calibration row may overlap. Raises RecipeError and DataError before any long work
+    where the recipe cannot be carried out. A run that was killed is taken up again.
     """
     base_artifact = Artifact.open(base.folder)
     if base_artifact.schemes and recipe.quantize is not None:
@@ -203,14 +203,14 @@ def _manifest(
         "recipe": recipe.source_text,
         "overrides": list(recipe.overrides),
         "base": {"origin": base.origin, "digest": base.digest, "is_dequantized": base.is_dequantized},
-        "calibration": None if calibration is None else _calibration_record(calibration, recipe),
+        "calibration": None if calibration is None else _calibration_record(calibration),
         "quantize": section.model_dump(mode="json") if section is not None else None,
         "versions": library_versions(),
         **(quantization.record() if quantization is not None else {}),
     }
 
 
-def _calibration_record(calibration: CalibrationSet, recipe: Recipe) -> dict[str, Any]:
+def _calibration_record(calibration: CalibrationSet) -> dict[str, Any]:
     num_sequences, sequence_length = calibration.token_ids.shape
     return {
         "name": calibration.name,

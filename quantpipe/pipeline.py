@@ -30,7 +30,7 @@ def _run(recipe: Recipe, recipe_path: Path, cache_folder: Path, reporter: Report
     base = _resolve_served(recipe, cache_folder, reporter)
     questions = read_questions(recipe, base.folder)
     started_s = time.monotonic()
-    candidate = make_candidate(recipe, base, engine_config(recipe), reporter)
+    candidate = make_candidate(recipe, base, engine_config(recipe), reporter, questions.texts)
     facts = quantization_facts(recipe, candidate, time.monotonic() - started_s)
     folder = candidate.artifact.folder
     commands = (f"quantpipe run {recipe_path}{_sets(recipe.overrides)}", f"quantpipe verify {folder}")
@@ -50,7 +50,7 @@ def quantize_recipe(recipe: Recipe, cache_folder: Path, reporter: Reporter) -> C
         except ArtifactError as error:
             reporter.note(f"parity is checked in transformers only: {error}")
             config = None
-        return make_candidate(recipe, base, config, reporter)
+        return make_candidate(recipe, base, config, reporter, read_questions(recipe, base.folder).texts)
 
 
 def gate_artifact(

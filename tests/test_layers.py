@@ -17,11 +17,13 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("evaluate", "bench", "serve"),
     (
         "calibrate_commands",
+        "calibration_plan",
         "candidate",
         "comparison",
         "comparison_report",
         "judgement",
         "pipeline",
+        "recipe_calibration",
         "self_text",
         "self_text_writer",
     ),

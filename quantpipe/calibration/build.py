@@ -130,7 +130,16 @@ def _calibration_set(
     digest = digest_blocks(packed.token_ids, packed.position_ids)
     row_hashes = _row_hashes(definition, seed, [candidate.text_digest for candidate, _ in used])
     manifest = calibration_manifest(
-        definition, found.readings, accounts, documents, row_hashes, digest, budget, seed, renderer.folder
+        definition,
+        found.readings,
+        accounts,
+        documents,
+        row_hashes,
+        digest,
+        len(packed.token_ids),
+        budget,
+        seed,
+        renderer.folder,
     )
     return CalibrationSet(
         name=definition.name,

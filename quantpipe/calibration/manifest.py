@@ -18,7 +18,6 @@ from quantpipe.calibration.rows import FileRead, SourceReading
 from quantpipe.calibration.sources import DatasetSource, RowKeys, Source
 from quantpipe.gate.record import library_versions
 
-MANIFEST_NAME = "calibration.manifest.json"
 SCHEMA = "quantpipe.calibration/1"
 LIBRARIES = (
     "quantpipe",
@@ -50,6 +49,7 @@ def calibration_manifest(
     documents: Sequence[Document],
     row_hashes: Sequence[str],
     blocks_sha256: str,
+    num_sequences: int,
     budget: Budget,
     seed: int,
     tokenizer_folder: Path,
@@ -77,6 +77,7 @@ def calibration_manifest(
             for source, reading in zip(definition.sources, readings, strict=True)
         ],
         "account": [asdict(account) for account in accounts],
+        "num_sequences": num_sequences,
         "blocks_sha256": blocks_sha256,
         "versions": library_versions(LIBRARIES),
         "documents": [
