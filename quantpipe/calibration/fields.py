@@ -17,14 +17,14 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 def to_sample(row: Row, source: FileSource | DatasetSource, index: int = 0) -> Sample:
     """The sample that ``row`` of the source with this index is. Raises RowError where it is none."""
-    values = row.values
+    values, language, domain = row.values, source.language, source.domain
     return Sample(
         where=row.where,
         content=_content(values, source),
         source=index,
         group=None if source.group is None else _single(values, source.group),
-        language=_label(values, source.language) or source.known_language,
-        domain=_label(values, source.domain) or source.known_domain,
+        language=(language and _label(values, language)) or source.known_language,
+        domain=(domain and _label(values, domain)) or source.known_domain,
     )
 
 
@@ -119,9 +119,9 @@ def _one(values: Mapping[str, Any], name: str) -> str:
     return found
 
 
-def _label(values: Mapping[str, Any], label: Label | None) -> str | None:
+def _label(values: Mapping[str, Any], label: Label) -> str | None:
     """What the row itself says about its language or domain."""
-    return None if label is None or label.field is None else _single(values, label.field)
+    return None if label.field is None else _single(values, label.field)
 
 
 def _single(values: Mapping[str, Any], name: str) -> str | None:

@@ -6,7 +6,7 @@ Messages about rows name files, rows and fields, never what a row says: it may b
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from quantpipe.errors import DataError
 
@@ -21,8 +21,7 @@ EMPTY, BAD_ROW, FILTERED = "empty", "bad row", "filtered"
 Message = dict[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """The fields of one row; ``where`` (``file:row``) is how an error names it."""
 
     where: str

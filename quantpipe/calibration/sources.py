@@ -4,6 +4,7 @@ The docstrings under the fields are the reference of the file format.
 """
 
 import codecs
+from functools import cached_property
 from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal
 
@@ -77,13 +78,13 @@ class SourceKeys(Section):
         """What accounts and reports call the source."""
         raise NotImplementedError
 
-    @property
+    @cached_property
     def known_language(self) -> str:
         """The language that all rows are said to have."""
         value = None if self.language is None else self.language.value
         return UNKNOWN_LANGUAGE if value in (None, AUTO) else value
 
-    @property
+    @cached_property
     def known_domain(self) -> str:
         """The domain of rows that do not say another."""
         return (self.domain and self.domain.value) or self.label

@@ -18,6 +18,7 @@ from quantpipe.calibration.sources import KEY_FIELD, FileSource
 from quantpipe.errors import DataError
 
 _CHUNK_BYTES = 1 << 16
+_AFTER_VALUE = tuple(" \t\n\r,:]}")
 _SPACE = re.compile(r"[ \t\n\r]*")
 _FORMS = "a json file is one array of objects, or one mapping of ids to objects"
 
@@ -83,7 +84,7 @@ class _Window:
                 if self._is_whole:
                     raise self.damage("is not valid JSON, or the file is cut short") from None
             else:
-                if end < len(self._text) or self._is_whole:  # a number could go on behind the window
+                if self._is_whole or self._text[end : end + 1] in _AFTER_VALUE:  # a number may go on behind the window
                     self._at = end
                     return value
             if len(self._text) - self._at > MAX_ROW_BYTES:
@@ -97,7 +98,8 @@ class _Window:
     def _read_on(self) -> None:
         """Take in as much text again as is pending: each character is scanned a few times at most."""
         self._text, self._at = self._text[self._at :], 0
-        chunk = self._opened.read(max(_CHUNK_BYTES, len(self._text)))
+        wanted = min(len(self._text), MAX_ROW_BYTES - len(self._text))
+        chunk = self._opened.read(max(_CHUNK_BYTES, wanted))
         self._is_whole = not chunk
         try:
             self._text += self._decoder.decode(chunk, final=self._is_whole)

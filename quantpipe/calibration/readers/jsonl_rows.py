@@ -35,7 +35,7 @@ def read_jsonl(
 
 def _parse(line: str) -> dict[str, Any]:
     try:
-        value = json.loads(line)
+        value = json.loads(line.rstrip("\r\n"))
     except json.JSONDecodeError as error:
         raise RowError(f"not valid JSON at column {error.colno}: {error.msg.lower()}; one object per row") from None
     except RecursionError:
