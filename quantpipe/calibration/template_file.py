@@ -80,7 +80,7 @@ class TemplateFile:
         self.limits = "\n".join((STEPS_LIMIT, CHARS_LIMIT, DEPTH_LIMIT, PRODUCT_LIMIT))
         self._sandbox = _Sandbox()
         try:
-            used = meta.find_undeclared_variables(self._sandbox.parse(self.text)) - {"raise_exception"}
+            used = _variables_from_outside(self._sandbox.parse(self.text))
             self._template = self._sandbox.from_string(self.text)
         except TemplateSyntaxError as error:
             raise DataError(f"{file}:{error.lineno}: not a Jinja template: {error.message}; correct it") from None
@@ -117,6 +117,12 @@ class TemplateFile:
         except RecursionError:
             raise LimitError(DEPTH_LIMIT) from None
         return "".join(pieces)
+
+
+def _variables_from_outside(tree: nodes.Template) -> set[str]:
+    """Names that are used and never set: one that only some branch sets counts as set."""
+    is_set = {name.name for name in tree.find_all(nodes.Name) if name.ctx != "load"}
+    return meta.find_undeclared_variables(tree) - is_set
 
 
 def _read(file: Path) -> str:

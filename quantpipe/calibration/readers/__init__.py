@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from quantpipe.calibration.readers.columns import ObjectFields
+from quantpipe.calibration.readers.columns import with_fields
 from quantpipe.calibration.readers.csv_rows import read_csv
 from quantpipe.calibration.readers.dataset_rows import read_dataset
 from quantpipe.calibration.readers.files import files_of, open_hashed
@@ -20,6 +20,8 @@ from quantpipe.calibration.sources import DatasetSource, FileSource
 
 __all__ = ["files_of", "read_rows"]
 
+# Formats whose rows may differ in their fields; the others have columns.
+OBJECT_FORMATS = ("jsonl", "json")
 LINE_READERS = {"csv": read_csv, "jsonl": read_jsonl, "json": read_json, "text": read_text}
 
 
@@ -37,14 +39,15 @@ def read_rows(
     Raises DataError where a file cannot be read, is damaged, or lacks a field.
     """
     seen.limit = source.limit
-    fields = ObjectFields(source, source.label)
-    for row in fields.checked(_rows(source, folder, problems, seen, work_folder), seen):
-        if source.drop_columns:
-            yield Row(row.where, {key: row.values[key] for key in row.values if key not in source.drop_columns})
-        else:
-            yield row
-    if not seen.is_limited:
-        fields.check_end()
+    rows = _rows(source, folder, problems, seen, work_folder)
+    if isinstance(source, FileSource) and source.format_of(source.path) in OBJECT_FORMATS:
+        rows = with_fields(rows, source, seen)
+    if not source.drop_columns:
+        yield from rows
+        return
+    dropped = frozenset(source.drop_columns)
+    for where, values in rows:
+        yield Row(where, {name: value for name, value in values.items() if name not in dropped})
 
 
 def _rows(

@@ -19,36 +19,27 @@ def check_columns(columns: Sequence[str], source: FileSource | DatasetSource, wh
             raise _missing("column", name, columns, where)
 
 
-class ObjectFields:
-    """Which of the source's fields were met in objects, whose fields may differ from one to the next."""
+def with_fields(rows: Iterable[Row], source: FileSource, seen: SourceReading) -> Iterator[Row]:
+    """The rows, which are objects with fields that may differ from one to the next.
 
-    def __init__(self, source: FileSource | DatasetSource, where: str) -> None:
-        self._where = where
-        self._texts = set(source.fields.names)
-        self._others = {*source.other_names, *source.drop_columns}
-        self._met: dict[str, None] = {}
-        self._num_rows = 0
-
-    def checked(self, rows: Iterable[Row], seen: SourceReading) -> Iterator[Row]:
-        """The rows. Raises DataError where a field of the text is in none of the first rows, or another in no row."""
-        for row in rows:
-            if self._texts or self._others:
-                self._meet(row)
-            yield row
-
-    def check_end(self) -> None:
-        """Raise DataError where a field was in no row at all."""
-        if self._num_rows and (missing := sorted(self._texts) or sorted(self._others)):
-            raise _missing("field", missing[0], list(self._met), self._where)
-
-    def _meet(self, row: Row) -> None:
-        self._num_rows += 1
-        if self._num_rows <= PATIENCE_ROWS:
-            self._met.update(dict.fromkeys(map(str, row.values)))
-        for names in (self._texts, self._others):
-            names.difference_update([name for name in names if lookup(row.values, name) is not ABSENT])
-        if self._texts and self._num_rows == PATIENCE_ROWS:
-            self.check_end()
+    Raises DataError where a field of the sample's text is in none of the first rows, or another field in no row.
+    """
+    texts, others = set(source.fields.names), {*source.other_names, *source.drop_columns}
+    met: dict[str, None] = {}
+    num_rows = 0
+    for row in rows:
+        if texts or others:
+            num_rows += 1
+            if num_rows <= PATIENCE_ROWS:
+                met.update(dict.fromkeys(row.values))
+            for names in (texts, others):
+                names.difference_update([name for name in names if lookup(row.values, name) is not ABSENT])
+            if texts and num_rows == PATIENCE_ROWS:
+                break
+        yield row
+    missing = sorted(texts) or (sorted(others) if not seen.is_limited else [])
+    if num_rows and missing:
+        raise _missing("field", missing[0], list(met), source.label)
 
 
 def _missing(what: str, name: str, there_are: Sequence[str], where: str) -> DataError:
