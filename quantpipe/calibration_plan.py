@@ -78,7 +78,7 @@ class Plan:
         """What surrounds a build; libraries cache in a temporary folder that goes when the build is done."""
         with tempfile.TemporaryDirectory(prefix="quantpipe-") as scratch:
             write = self._writer(reporter) if self.is_self_written else None
-            yield BuildContext(Path(scratch), self._eval_texts(), self.section.on_leakage, write)
+            yield BuildContext(Path(scratch), self._eval_texts(write), self.section.on_leakage, write)
 
     def _writer(self, reporter: Reporter) -> WriteText:
         from quantpipe.engine.config import EngineConfig
@@ -89,15 +89,14 @@ class Plan:
         output = self.cache_folder if self.recipe is None else self.recipe.output
         return own_texts(self.resolve_base(), config, output, reporter)
 
-    def _eval_texts(self) -> tuple[EvalText, ...]:
-        evaluate = self.recipe.evaluate if self.recipe is not None else None
-        if evaluate is None:
+    def _eval_texts(self, write: WriteText | None) -> tuple[EvalText, ...]:
+        """What the recipe evaluates on, with the rows that this set holds out where it evaluates on those."""
+        if self.recipe is None or self.recipe.evaluate is None:
             return ()
-        from quantpipe.evaluate.eval_texts import eval_texts
-        from quantpipe.evaluate.suite import load_suite
+        from quantpipe.judgement import read_texts
 
-        text = evaluate.divergence.text if evaluate.divergence is not None else None
-        return tuple(eval_texts(load_suite(evaluate.suite), text))
+        recipe = self.recipe.model_copy(update={"calibration": self.section})
+        return read_texts(recipe, self.tokenizer_folder(), write)
 
     @property
     def _folder(self) -> Path:

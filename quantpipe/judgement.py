@@ -49,7 +49,7 @@ EXACT_CONFIDENCE = 0.99  # a count has no sampling error; the gate asks for some
 class Questions:
     """What both models will be asked, read and checked before anything long begins.
 
-    ``texts`` are all of it as text, which no calibration row may overlap.
+    ``texts`` are all of it as text, which no calibration row may overlap; none where nothing is calibrated.
     """
 
     suite: Suite | None
@@ -77,14 +77,30 @@ def read_questions(recipe: Recipe, tokenizer_folder: Path, write: WriteText | No
         return Questions(None, ())
     suite, divergence = load_suite(section.suite), section.divergence
     if divergence is None:
-        return Questions(suite, (), tuple(eval_texts(suite, None)))
+        return Questions(suite, (), _texts(recipe, suite, None))
     if divergence.text is None:
         held_out = _held_out(recipe, divergence, tokenizer_folder, write)
         windows = [window.token_ids for window in held_out.windows]
-        return Questions(suite, windows, (*eval_texts(suite, None), *held_out.texts))
+        return Questions(suite, windows, (*_texts(recipe, suite, None), *held_out.texts))
     tokenizer = Tokenizer.open(tokenizer_folder)
     cut = windows_from_text(divergence.text, tokenizer, divergence.num_windows, divergence.window_tokens)
-    return Questions(suite, cut, tuple(eval_texts(suite, divergence.text)))
+    return Questions(suite, cut, _texts(recipe, suite, divergence.text))
+
+
+def read_texts(recipe: Recipe, tokenizer_folder: Path, write: WriteText | None = None) -> tuple[EvalText, ...]:
+    """The ``texts`` of ``read_questions``, for who asks no questions: whatever else is incomplete is left alone."""
+    section = recipe.evaluate
+    if section is None or recipe.calibration is None:
+        return ()
+    divergence = section.divergence
+    texts = _texts(recipe, load_suite(section.suite), divergence.text if divergence is not None else None)
+    if divergence is None or divergence.text is not None:
+        return texts
+    return (*texts, *_held_out(recipe, divergence, tokenizer_folder, write).texts)
+
+
+def _texts(recipe: Recipe, suite: Suite, held_out_text: Path | None) -> tuple[EvalText, ...]:
+    return () if recipe.calibration is None else tuple(eval_texts(suite, held_out_text))
 
 
 def engine_config(recipe: Recipe, kv_dtype: str | None = None) -> EngineConfig:

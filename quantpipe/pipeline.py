@@ -12,11 +12,12 @@ from quantpipe.engine.config import EngineConfig
 from quantpipe.errors import ArtifactError, DataError
 from quantpipe.formats.artifact import Artifact
 from quantpipe.gate.judge import GateResult
-from quantpipe.judgement import engine_config, judge_candidate, read_questions
+from quantpipe.judgement import engine_config, judge_candidate, read_questions, read_texts
 from quantpipe.models import describe
 from quantpipe.models.weights import check_tensors
 from quantpipe.recipe.schema import Recipe
 from quantpipe.report import Reporter
+from quantpipe.self_text import OwnTexts, own_texts
 from quantpipe.sources.base_model import BaseModel, resolve_model
 
 
@@ -27,8 +28,9 @@ def run_recipe(recipe: Recipe, recipe_path: Path, cache_folder: Path, reporter: 
 
 
 def _run(recipe: Recipe, recipe_path: Path, cache_folder: Path, reporter: Reporter) -> GateResult:
-    base = _resolve_served(recipe, cache_folder, reporter)
-    questions = read_questions(recipe, base.folder)
+    base = resolve_served(recipe, cache_folder, reporter)
+    with _writer(recipe, base, reporter) as write:
+        questions = read_questions(recipe, base.folder, write)
     started_s = time.monotonic()
     candidate = make_candidate(recipe, base, engine_config(recipe), reporter, questions.texts)
     facts = quantization_facts(recipe, candidate, time.monotonic() - started_s)
@@ -50,7 +52,9 @@ def quantize_recipe(recipe: Recipe, cache_folder: Path, reporter: Reporter) -> C
         except ArtifactError as error:
             reporter.note(f"parity is checked in transformers only: {error}")
             config = None
-        return make_candidate(recipe, base, config, reporter, read_questions(recipe, base.folder).texts)
+        with _writer(recipe, base, reporter) as write:
+            texts = read_texts(recipe, base.folder, write)
+        return make_candidate(recipe, base, config, reporter, texts)
 
 
 def gate_artifact(
@@ -60,9 +64,10 @@ def gate_artifact(
 
     The verdict goes to ``gate_folder``, not to ``recipe.output``, whose own verdict is about another artifact.
     """
-    base = _resolve_served(recipe, cache_folder, reporter)
+    base = resolve_served(recipe, cache_folder, reporter)
     describe(Artifact.open(artifact))
-    questions = read_questions(recipe, base.folder)
+    with _writer(recipe, base, reporter) as write:
+        questions = read_questions(recipe, base.folder, write)
     commands = (f"quantpipe gate {recipe_path}{_sets(recipe.overrides)} --artifact {artifact}",)
     facts = (("artifact", f"{artifact}, judged as it stood on disk"),)
     output = gate_folder(recipe, artifact)
@@ -95,6 +100,16 @@ def only_run(output: Path) -> Iterator[None]:
             yield
         finally:
             lock.unlink(missing_ok=True)
+
+
+@contextmanager
+def _writer(recipe: Recipe, base: BaseModel, reporter: Reporter) -> Iterator[OwnTexts]:
+    """What writes text for a set of ``kind: self`` that holds rows out; it has no engine until it is asked to write."""
+    write = own_texts(base, engine_config(recipe), recipe.output, reporter)
+    try:
+        yield write
+    finally:
+        write.close()
 
 
 def quantization_facts(recipe: Recipe, candidate: Candidate, seconds: float) -> tuple[tuple[str, str], ...]:
@@ -133,7 +148,7 @@ def _resolve(recipe: Recipe, cache_folder: Path, reporter: Reporter) -> BaseMode
     return base
 
 
-def _resolve_served(recipe: Recipe, cache_folder: Path, reporter: Reporter) -> BaseModel:
+def resolve_served(recipe: Recipe, cache_folder: Path, reporter: Reporter) -> BaseModel:
     """The base model; one that the runtime cannot serve is refused before any work."""
     base = _resolve(recipe, cache_folder, reporter)
     _check_served(base)

@@ -16,6 +16,7 @@ from quantpipe.calibration.manifest import manifest_text
 from quantpipe.errors import RecipeError
 from quantpipe.gate.record import write_text_atomically
 from quantpipe.judgement import engine_config
+from quantpipe.recipe.quantize_rules import reads_data
 from quantpipe.recipe.schema import CalibrationSection, Recipe
 from quantpipe.report import Reporter
 from quantpipe.self_text import own_texts
@@ -25,12 +26,12 @@ CACHE_FOLDER = "calibration-cache"
 
 
 def calibrate(recipe: Recipe, base: BaseModel, texts: Sequence[EvalText], reporter: Reporter) -> CalibrationSet | None:
-    """The blocks of a recipe, None where it has no calibration; ``texts`` is what it evaluates on.
+    """The blocks of a recipe, None where nothing in it calibrates; ``texts`` is what it evaluates on.
 
     Raises RecipeError and DataError where the set or the recipe is wrong, has too few tokens, or overlaps ``texts``.
     """
     section = recipe.calibration
-    if section is None:
+    if section is None or not reads_data(recipe.model_dump(mode="json")):  # a set may serve the evaluation alone
         return None
     definition, budget = set_of_recipe(recipe), budget_of(recipe)
     reporter.stage(f"calibrate: {budget.num_sequences} x {budget.sequence_length} tokens of {section.set_name}")

@@ -4,7 +4,7 @@ import pytest
 
 from quantpipe.errors import DataError
 from quantpipe.evaluate.suite import ItemResult, SuiteResult
-from quantpipe.judgement import engine_config, read_questions, score_rows
+from quantpipe.judgement import engine_config, read_questions, read_texts, score_rows
 from quantpipe.recipe.schema import EngineSection, Recipe
 
 EVALS = Path(__file__).parents[1] / "evals" / "quickstart"
@@ -48,8 +48,12 @@ def test_too_little_held_out_text_is_an_error_with_counts(tmp_path: Path, tiny_l
 
 def test_questions_come_with_the_texts_that_no_calibration_row_may_overlap(tmp_path: Path, tiny_llama: Path) -> None:
     divergence = {"text": EVALS / "held_out", "num_windows": 4, "window_tokens": 32}
-    questions = read_questions(recipe(tmp_path, evaluate={"suite": EVALS, "divergence": divergence}), tiny_llama)
+    sections = {"evaluate": {"suite": EVALS, "divergence": divergence}, "calibration": {"set": tmp_path}}
+    calibrated = recipe(tmp_path, **sections)
+    questions = read_questions(calibrated, tiny_llama)
     assert {text.set for text in questions.texts} == {str(EVALS), str(EVALS / "held_out")}
+    assert read_texts(calibrated, tiny_llama) == questions.texts
+    assert read_texts(recipe(tmp_path, evaluate=sections["evaluate"]), tiny_llama) == ()
 
 
 def calibrated(tmp_path: Path, holdout: str) -> Recipe:
