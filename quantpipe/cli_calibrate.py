@@ -96,8 +96,17 @@ def compare_command(
 
     loaded = load_recipe(recipe, overrides)
     reporter = open_reporter(quiet)
-    from quantpipe.calibrate_commands import named_texts, set_folders
-    from quantpipe.comparison import Measuring, compare_sets
+    from quantpipe.comparison import compare_sets
+    from quantpipe.comparison_report import render_text
+    from quantpipe.comparison_texts import Wanted
 
-    measuring = Measuring(seeds, named_texts(texts), num_windows, window_tokens)
-    click.echo(compare_sets(loaded, set_folders(sets), measuring, cache_folder(), reporter))
+    folders = [Path(part.strip()) for part in sets.split(",") if part.strip()]
+    wanted = Wanted(dict(map(_labelled, texts)), num_windows, window_tokens)
+    click.echo(render_text(compare_sets(loaded, folders, seeds, wanted, cache_folder(), reporter)))
+
+
+def _labelled(text: str) -> tuple[str, Path]:
+    label, _, path = text.partition("=")
+    if not label.strip() or not path.strip():
+        raise click.BadParameter(f"found {text!r}; write LABEL=PATH, such as code=held_out/code.txt", param_hint="--on")
+    return label.strip(), Path(path.strip())

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from quantpipe.calibration.leakage import EvalText
+from quantpipe.candidate import make_candidate
 from quantpipe.comparison_report import (
     COMPARISON_NAME,
     REPORT_NAME,
@@ -20,29 +22,23 @@ from quantpipe.comparison_report import (
     comparison_record,
     render_markdown,
 )
+from quantpipe.comparison_texts import HeldOutText, Wanted, domain_texts, named_sets
 from quantpipe.engine.engine import Engine
 from quantpipe.errors import RecipeError
 from quantpipe.evaluate.divergence import measure_divergence
 from quantpipe.evaluate.seed_spread import compare_seeds
 from quantpipe.formats.artifact import Artifact
 from quantpipe.gate.record import library_versions, write_text_atomically
-from quantpipe.judgement import engine_config
+from quantpipe.judgement import engine_config, read_texts
+from quantpipe.pipeline import only_run, resolve_served
 from quantpipe.recipe.schema import Recipe
+from quantpipe.recipe_calibration import calibrate
 from quantpipe.report import Reporter
+from quantpipe.self_text import own_texts
 from quantpipe.sources.base_model import BaseModel
 
 COMPARE_FOLDER = "compare"
 FIDELITY_NAME = "fidelity.json"
-Windows = Sequence[Sequence[int]]
-
-
-@dataclass(frozen=True)
-class HeldOutText:
-    """Windows of token ids of one domain, and where they are from."""
-
-    label: str
-    origin: str
-    windows: Windows
 
 
 @dataclass(frozen=True)
@@ -56,6 +52,32 @@ class ComparedRun:
 
 # Makes the candidate of a run, or finds it made before.
 Make = Callable[[ComparedRun], Artifact]
+
+
+def compare_sets(
+    recipe: Recipe, folders: Sequence[Path], num_seeds: int, wanted: Wanted, cache_folder: Path, reporter: Reporter
+) -> Comparison:
+    """Quantize with each set and seed and compare what comes out; see ``compare_runs``.
+
+    Raises RecipeError and DataError before any candidate is made where one of the sets cannot be built, or there is
+    nothing to compare on.
+    """
+    sets = named_sets(folders)
+    runs = runs_of(recipe, {name: definition.file for name, definition in sets.items()}, num_seeds)
+    with only_run(recipe.output / COMPARE_FOLDER):
+        base = resolve_served(recipe, cache_folder, reporter)
+        output = recipe.output / COMPARE_FOLDER
+        write = own_texts(base, engine_config(recipe), output, reporter)
+        texts, held_out = domain_texts(sets, wanted, base.folder, write, reporter.progress)
+        write.close()
+        compared_with = (*_evaluated_texts(recipe, base), *held_out)
+        for run in runs[: len(sets)]:  # one of each set: what cannot be built is refused now
+            calibrate(run.recipe, base, compared_with, reporter)
+
+        def make(run: ComparedRun) -> Artifact:
+            return make_candidate(run.recipe, base, engine_config(recipe), reporter, compared_with).artifact
+
+        return compare_runs(recipe, runs, base, texts, make, reporter)
 
 
 def runs_of(recipe: Recipe, sets: Mapping[str, Path], num_seeds: int) -> tuple[ComparedRun, ...]:
@@ -154,6 +176,14 @@ class Meter:
         engine = asdict(engine_config(self._recipe))
         made_from = [artifact.digest, self._base.digest, texts, engine, library_versions()]
         return hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
+
+
+def _evaluated_texts(recipe: Recipe, base: BaseModel) -> tuple[EvalText, ...]:
+    """What the recipe evaluates on. Rows that its own set holds out are no part of this comparison."""
+    section = recipe.evaluate
+    if section is not None and section.divergence is not None and section.divergence.holdout:
+        section = section.model_copy(update={"divergence": None})
+    return read_texts(recipe.model_copy(update={"evaluate": section}), base.folder)
 
 
 def _read_fidelity(path: Path, key: str) -> dict[str, float] | None:

@@ -21,6 +21,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "candidate",
         "comparison",
         "comparison_report",
+        "comparison_texts",
         "judgement",
         "pipeline",
         "recipe_calibration",
