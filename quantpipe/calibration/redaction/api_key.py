@@ -38,38 +38,24 @@ _KNOWN: tuple[tuple[str, "re.Pattern[str]"], ...] = tuple(
 _OPENAI = re.compile(r"(?<![\w-])sk-[\w-]{20,}")  # also Anthropic, DeepSeek and others
 _PEM = re.compile(r"-----(BEGIN|END) [A-Z0-9 ]{0,24}PRIVATE KEY(?: BLOCK)?-----")
 _PEM_BODY = re.compile(r"(?:[A-Za-z0-9+/=\s:,-]|\\[rn])*")
-_STRONG = (
-    r"api[_-]?key|api[_-]?token|secret|token|access[_-]?key|private[_-]?key|account[_-]?key|credentials?|"
-    r"密钥|秘钥|令牌|授权码"
-)
-_PASSWORDS = r"password|passwd|passphrase|passcode|pwd|(?<![A-Za-z])pw|密码|密碼|口令"
+# Words that a value may be assigned to, and the look it must have. "key" alone is part of too many names.
+_STRONG = ("secret", "token", "credential", "密钥", "秘钥", "令牌", "授权码", "key")
+_PASSWORDS = ("passw", "passphrase", "passcode", "pw", "密码", "密碼", "口令")
+_NAMES = (*_PASSWORDS, *_STRONG)
+_BEFORE_KEY = re.compile(r"(?:(?<![a-z_-])|api[_-]?|access[_-]?|private[_-]?|account[_-]?|secret[_-]?|signing[_-]?)\Z")
 _ASSIGNED = re.compile(
-    rf"""(?:({_PASSWORDS})|{_STRONG}|(?<![A-Za-z_-])key)
-    (?:s|[_-][A-Za-z0-9_-]{{0,24}})? [\"'\\]{{0,2}} (?:(?![A-Za-z0-9_])|(?<=[码碼令钥]))      # the name and its quotes
-    [ \t]{{0,3}}
+    r"""(?:s|ord|d)? (?:[_-][A-Za-z0-9_-]{0,24})? [\"'\\]{0,2} (?:(?![A-Za-z0-9_])|(?<=[码碼令钥]))  # the name goes on
+    [ \t]{0,3}
     (?:=>|:=|==|=|:|是|为|改[成为]|重置为|换成|设[为成]|is(?![A-Za-z])|(?:changed|reset|set)[ ]to(?![A-Za-z])
-        |(?<=[码碼令钥])|([ ](?=[!-~]{{0,20}}[!@#$%^&*])))                                  # what says: it is this
-    [ \t]{{0,3}} (?:Bearer[ ]|Basic[ ])? [\"'`\\]{{0,2}}
-    ((?:[!#$%*+./0-9:=?@A-Z\[\]^_a-z{{|}}~-]|&(?![A-Za-z_]{{1,24}}=)){{6,}})               # the value
+        |(?<=[码碼令钥])|(?P<bare>[ ](?=[!-~]{0,20}[!@\#$%^&*])))                             # what says: it is this
+    [ \t]{0,3} (?:Bearer[ ]|Basic[ ])? [\"'`\\]{0,2}
+    (?P<value>(?:[!\#$%*+./0-9:=?@A-Z\[\]^_a-z{|}~-]|&(?![A-Za-z_]{1,24}=)){6,256})                # the value
     """,
     re.IGNORECASE | re.VERBOSE,
 )
-_AUTHORIZATION = re.compile(r"(?<![A-Za-z])(?:Bearer|Basic)[ ]+([A-Za-z0-9._~+/=-]{16,})", re.IGNORECASE)
-_WORDS = (
-    "key",
-    "secret",
-    "token",
-    "pass",
-    "pw",
-    "credential",
-    "密码",
-    "密碼",
-    "口令",
-    "密钥",
-    "秘钥",
-    "令牌",
-    "授权码",
-)
+_MOST_CHARS = 256  # of a value that are looked at, so that names within values cost little
+_GOES_ON = re.compile(r"[A-Za-z0-9._~+/=-]*")
+_AUTHORIZATION = re.compile(r"[ ]{1,3}([A-Za-z0-9._~+/-]{16,256}={0,2})")
 
 
 def find_api_keys(scan: Scan) -> Iterator[Span]:
@@ -114,19 +100,41 @@ def _unfinished(text: str, begin: "re.Match[str]", limit: int) -> Span:
 
 
 def _assigned(scan: Scan) -> Iterator[Span]:
-    if not any(word in scan.lower for word in _WORDS) and "earer " not in scan.lower and "asic " not in scan.lower:
-        return
-    for match in _ASSIGNED.finditer(scan.text):
-        name, bare, value = match.groups()
-        value = value.rstrip(".:?]}")
-        if _is_call(scan.text, match.end(3)) or (bare and not name):
+    lower = scan.lower
+    for word in _NAMES:
+        if word not in lower:
             continue
-        is_secret = _looks_like_a_password(value, 3 if bare else 2) if name else looks_random(value)
-        if is_secret:
-            yield Span(match.start(3), match.start(3) + len(value), value)
-    for match in _AUTHORIZATION.finditer(scan.text):
-        if looks_random(match.group(1)):
-            yield Span(match.start(1), match.end(1), match.group(1))
+        done = 0
+        for place in scan.places(word, lower):
+            match = _ASSIGNED.match(scan.text, place + len(word)) if place >= done else None
+            if match is None or not _is_name(lower, word, place):
+                continue
+            value = (match.group("value") + _rest(scan.text, match)).rstrip(".:?]}")
+            is_bare, is_password = match.group("bare") is not None, word in _PASSWORDS
+            if _is_call(scan.text, match.end()) or (is_bare and not is_password):
+                continue
+            if _looks_like_a_password(value, 3 if is_bare else 2) if is_password else looks_random(value):
+                start = match.start("value")
+                done = start + len(value)
+                yield Span(start, done, value)
+    for word in ("bearer", "basic"):
+        for place in scan.places(word, lower) if word in lower else ():
+            match = _AUTHORIZATION.match(scan.text, place + len(word))
+            if match and looks_random(match.group(1)):
+                value = match.group(1) + _rest(scan.text, match)
+                yield Span(match.start(1), match.start(1) + len(value), value)
+
+
+def _rest(text: str, match: "re.Match[str]") -> str:
+    """What goes on after a value that was cut at its most characters."""
+    rest = _GOES_ON.match(text, match.end()) if match.end() - match.start() >= _MOST_CHARS else None
+    return rest.group() if rest else ""
+
+
+def _is_name(lower: str, word: str, place: int) -> bool:
+    if word == "key":
+        return bool(_BEFORE_KEY.search(lower, max(0, place - 10), place))
+    return word != "pw" or lower[place + 2 : place + 3] == "d" or not (place and lower[place - 1].isalpha())
 
 
 def _is_call(text: str, end: int) -> bool:

@@ -42,7 +42,7 @@ def find_bank_cards(scan: Scan) -> Iterator[Span]:
     One random number in ten has a right check digit: a long number without separators of a length that few cards of its
     range have (13 digits, 19 digits that are not Chinese) only counts near a word for a card or an account.
     """
-    for run in scan.runs:
+    for run in scan.long_runs:
         first = 0
         while first < len(run):
             groups = _card_at(scan, run, first)

@@ -13,7 +13,7 @@ _CONTEXT = re.compile(r"身份证|身份證|证件号|證件號|公民身份|\bi
 
 def find_cn_id_cards(scan: Scan) -> Iterator[Span]:
     """Numbers with a known province, a real date of birth and the right check sign."""
-    for run in scan.runs:
+    for run in scan.long_runs:
         first = 0
         while first < len(run):
             found = _card_at(scan, run, first)

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 from quantpipe.calibration.redaction.scan import Scan, Span
 
-_AT = re.compile(r"@|%40|[ ]?[\[(][ ]?(?:at|AT|At)[ ]?[\])][ ]?")
+_WRITTEN_AT = re.compile(r"[ ]?[\[(][ ]?at[\])][ ]?")
+_WRITTEN_DOT = re.compile(r"[ ]?[\[(][ ]?dot[ ]?[\])][ ]?")
 _LOCAL = re.compile(r"(?:\"[^\"\n]{1,62}\"|[A-Za-z0-9\u00c0-\u024f!#$%&'*+/=?^_`{|}~.-]{1,64})\Z")
 _CHINESE_LOCAL = re.compile(r"[\u4e00-\u9fff]{1,4}[A-Za-z0-9._-]{0,20}\Z")
 _DOT = r"(?:\.|[ ]?[\[(][ ]?(?:dot|DOT|Dot)[ ]?[\])][ ]?)"
@@ -44,15 +45,23 @@ _LOCAL_SIGNS = "!#$%&'*+/=?^`{|}~.-"
 def find_emails(scan: Scan) -> Iterator[Span]:
     """Addresses with a local part and a domain of at least two names."""
     text = scan.text
-    if "@" not in text and "%40" not in text and not ("at]" in scan.lower or "at)" in scan.lower):
-        return
-    for sign in _AT.finditer(text):
-        local = _local_part(text, sign.start())
-        domain = _DOMAIN.match(text, sign.end()) or _CHINESE_DOMAIN.match(text, sign.end())
-        if local is None or domain is None or _is_something_else(text, local, sign.start(), domain.end()):
+    for at, after in _at_signs(scan):
+        local = _local_part(text, at)
+        domain = _DOMAIN.match(text, after) or _CHINESE_DOMAIN.match(text, after)
+        if local is None or domain is None or _is_something_else(text, local, at, domain.end()):
             continue
-        name = re.sub(r"\s?[\[(]\s?dot\s?[\])]\s?", ".", domain.group().lower())
-        yield Span(local, domain.end(), f"{text[local : sign.start()].lower()}@{name}")
+        name = _WRITTEN_DOT.sub(".", domain.group().lower())
+        yield Span(local, domain.end(), f"{text[local:at].lower()}@{name}")
+
+
+def _at_signs(scan: Scan) -> Iterator[tuple[int, int]]:
+    """Where each at sign begins and ends, however it is written."""
+    for sign in ("@", "%40"):
+        yield from ((at, at + len(sign)) for at in scan.places(sign, scan.text))
+    for written in ("at]", "at)"):
+        for place in scan.places(written, scan.lower):
+            if match := _WRITTEN_AT.search(scan.lower, max(0, place - 3), place + 4):
+                yield match.span()
 
 
 def _local_part(text: str, end: int) -> int | None:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from quantpipe.calibration.redaction.scan import Scan, Span
+from quantpipe.calibration.redaction.scan import WORD, Scan, Span
 
 # How long an account number of each country is, check digits and all: the registry of IBANs.
 _BY_LENGTH = {
@@ -13,19 +13,20 @@ _BY_LENGTH = {
     29: "BR EG PS QA UA", 30: "JO KW MU YE", 31: "MT SC", 32: "LC", 33: "RU",
 }  # fmt: skip
 _LENGTHS = {country: length for length, countries in _BY_LENGTH.items() for country in countries.split()}
-_START = re.compile(r"(?<![A-Za-z0-9_])[A-Za-z]{2}[0-9]{2}(?=[ \-]?[A-Za-z0-9])")
 _SEPARATOR = re.compile(r"[ \-]|[ ]?\r?\n[ \t>]{0,4}")
 
 
 def find_ibans(scan: Scan) -> Iterator[Span]:
     """Account numbers of a known country, in one piece or in groups, in capitals or not."""
-    for start in _START.finditer(scan.text):
-        length = _LENGTHS.get(scan.text[start.start() : start.start() + 2].upper())
-        if length is None:
-            continue
-        found = _take(scan.text, start.start(), length)
-        if found is not None and _is_valid(found[1]):
-            yield Span(start.start(), *found)
+    for run in scan.runs:
+        for group in run:
+            start = group.start - 2
+            if start < 0 or group.num_digits < 2 or (start and scan.text[start - 1] in WORD):
+                continue
+            length = _LENGTHS.get(scan.text[start : group.start].upper())
+            found = _take(scan.text, start, length) if length else None
+            if found is not None and _is_valid(found[1]):
+                yield Span(start, *found)
 
 
 def _take(text: str, start: int, length: int) -> tuple[int, str] | None:

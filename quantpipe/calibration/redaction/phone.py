@@ -18,13 +18,18 @@ _NOT_A_PHONE = re.compile(
     r"(?:\border|\binvoice|\btracking|\bserial|\bsku|\bisbn|\bref|\breference|\bcase|\bticket|\bid|\bsn|\bno|订单|訂單|单号|運單|编号|編號|"
     r"流水|序列|条码|快递|运单|工号|批次|qq)(?:号码|号|號|码|number|no|id)?[\s.#:=是为\"']{0,4}\Z"
 )
+Sizes = tuple[tuple[int, ...], ...]  # of the groups, with and without those parted by a line break as one
 _LOCAL_LAYOUTS = ((7,), (8,), (3, 4), (4, 4))
+# In how many groups of what size numbers are written that nothing announces.
+_CHINESE_MOBILE = frozenset({(11,), (3, 4, 4), (3, 8), (7, 4), (3, 3, 5), (4, 3, 4), (5, 6), (4, 4, 3)})
+_CHINESE_HOTLINE = frozenset({(3, 3, 4), (3, 4, 3), (3, 7)})
+_NORTH_AMERICAN = frozenset({(3, 3, 4), (1, 3, 3, 4), (3, 7)})
 _MOST_DIGITS = 17  # 00, a country code and a number
 
 
 def find_phones(scan: Scan) -> Iterator[Span]:
     """Numbers of 7 to 15 digits that exist in the plan of their country."""
-    for run in scan.runs:
+    for run in scan.long_runs:
         first = 0
         while first < len(run):
             found = _phone_at(scan, run, first)
@@ -51,7 +56,7 @@ def _phone_at(scan: Scan, run: Run, first: int) -> tuple[Sequence[Group], int, s
         if not scan.stands_alone(groups[-1].start, groups[-1].end) and len(groups) > 1:
             continue
         digits = scan.digits(groups)
-        value = _international(digits) if has_plus else _national(scan, groups, digits, context)
+        value = _international(digits) if has_plus else _national(scan, run, groups, digits, context)
         if value is not None:
             return groups, start, value
     return None
@@ -71,7 +76,7 @@ def _letters_are_context(scan: Scan, group: Group) -> bool:
     return is_open and bool(re.search(r"(?<![a-z])(?:tel|phone|mobile|cell|fax|call)\Z", scan.before(group.start)))
 
 
-def _national(scan: Scan, groups: Sequence[Group], digits: str, context: bool) -> str | None:
+def _national(scan: Scan, run: Run, groups: Sequence[Group], digits: str, context: bool) -> str | None:
     sizes = (layout(groups), tuple(group.num_digits for group in groups))
     is_bare = (len(digits),) in sizes
     if is_bare and not context and _NOT_A_PHONE.search(scan.before(groups[0].start)):
@@ -81,40 +86,31 @@ def _national(scan: Scan, groups: Sequence[Group], digits: str, context: bool) -
     if digits.startswith("86") and len(digits) == 13 and "CN" in scan.regions and digits[2] == "1":
         return _international(digits)
     for region in scan.regions:
-        if _is_likely(region, digits, sizes, context) and (
-            value := _valid(digits, region, context and digits[0] == "0")
+        if _is_likely(region, digits, sizes, context) or (
+            len(groups) == len(run) and not is_bare and _is_grouped_as_printed(region, digits, sizes)
         ):
-            return value
+            value = _valid(digits, region, is_length_enough=context and digits[0] == "0")
+            if value is not None:
+                return value
     return _local(scan, groups, digits, sizes[0]) if context else None
 
 
-def _is_likely(region: str, digits: str, sizes: tuple[tuple[int, ...], ...], context: bool) -> bool:
+def _is_likely(region: str, digits: str, sizes: Sizes, context: bool) -> bool:
     """Whether digits written in groups of these sizes are worth the library's check; cheap."""
     if not 8 <= len(digits) <= 12:
         return False
-    is_bare = (len(digits),) in sizes
-    if region == "CN":
-        if len(digits) == 11 and digits[0] == "1":
-            return any(
-                size in ((11,), (3, 4, 4), (3, 8), (7, 4), (3, 3, 5), (4, 3, 4), (5, 6), (4, 4, 3)) for size in sizes
-            )
-        if digits[:3] in ("400", "800") and len(digits) == 10:
-            return context or any(size in ((3, 3, 4), (3, 4, 3), (3, 7)) for size in sizes)
+    if region == "CN" and len(digits) == 11 and digits[0] == "1":
+        return not _CHINESE_MOBILE.isdisjoint(sizes)
+    if region == "CN" and len(digits) == 10 and digits[:3] in ("400", "800"):
+        return context or not _CHINESE_HOTLINE.isdisjoint(sizes)
     if digits[0] == "0":  # a trunk prefix
-        return (
-            (not is_bare or context)
-            and len(digits) >= 10
-            and 1 <= len(sizes[0]) <= 4
-            and sizes[0][0] >= min(3, len(digits))
-        )
-    if context:
-        return True
-    if region in ("US", "CA"):
-        return any(size in ((3, 3, 4), (1, 3, 3, 4), (3, 7)) for size in sizes)
-    return not is_bare and len(sizes[0]) > 1 and _is_grouped_as_printed(digits, region, sizes)
+        is_in_parts = (len(digits),) not in sizes and len(sizes[0]) <= 4 and sizes[0][0] >= 3
+        return len(digits) >= 10 and (context or is_in_parts)
+    return context or (region in ("US", "CA") and not _NORTH_AMERICAN.isdisjoint(sizes))
 
 
-def _is_grouped_as_printed(digits: str, region: str, sizes: tuple[tuple[int, ...], ...]) -> bool:
+def _is_grouped_as_printed(region: str, digits: str, sizes: Sizes) -> bool:
+    """Whether the library would put the spaces at the same places; it is slow, so only whole runs are asked about."""
     import phonenumbers
 
     try:

@@ -43,34 +43,41 @@ _SPACES = "\u00a0\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u2
 _DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2043\u2212\ufe58\ufe63"
 
 
-def _ascii_signs() -> dict[int, str]:
-    signs = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}
-    signs |= {ord(char): " " for char in _SPACES} | {ord(char): "-" for char in _DASHES}
-    signs |= {0x2018: "'", 0x2019: "'", 0x201C: '"', 0x201D: '"', 0x2028: "\n", 0x2029: "\n", 0x85: "\n", 0xFE6B: "@"}
-    signs |= {0xB7: ".", 0x2022: ".", 0x30FB: "."}  # dots in the middle of a line, between groups of digits
-    digits = ((code, unicodedata.decimal(chr(code), None)) for code in range(0x80, sys.maxunicode + 1))
-    return signs | {code: str(digit) for code, digit in digits if digit is not None}
+def _ascii_signs() -> dict[str, str]:
+    signs = {chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}
+    signs |= dict.fromkeys(_SPACES, " ") | dict.fromkeys(_DASHES, "-") | dict.fromkeys("\u2028\u2029\x85", "\n")
+    signs |= {"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "\ufe6b": "@"}
+    signs |= dict.fromkeys("\u00b7\u2022\u30fb", ".")  # dots in the middle of a line, between groups of digits
+    digits = ((chr(code), unicodedata.decimal(chr(code), None)) for code in range(0x80, sys.maxunicode + 1))
+    return signs | {char: str(digit) for char, digit in digits if digit is not None}
 
 
-_SIGNS = str.maketrans(_ascii_signs())
-_INVISIBLE_SIGN = re.compile(f"[{_INVISIBLE}]")
-_DIGITS = re.compile(r"[0-9]+")
+_SIGNS = _ascii_signs()
+_DIGITS = re.compile(r"[0-9][0-9]*")  # not [0-9]+: the first sign as a class lets the search skip faster
 _GAP = re.compile(r"[ \t.\-/()]{1,4}|[ \t\-]{0,3}\r?\n[ \t>]{0,8}")
-_WORD = frozenset("0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_")
+WORD = frozenset("0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_")
 CONTEXT_CHARS = 28
+FEWEST_DIGITS = 7
+MOST_GROUPS = 6
 
 
 class Scan:
     """What all rules share about one text. ``text`` is folded; ``locate`` gives a span its offsets in the original."""
 
     def __init__(self, original: str, regions: Sequence[str] = ()) -> None:
-        self.text = original if original.isascii() else original.translate(_SIGNS)
+        self.text = original
         self.regions = regions
         self._offsets: list[int] | None = None
-        if not original.isascii() and _INVISIBLE_SIGN.search(self.text):
+        if not original.isascii():
+            self._fold(set(original))
+
+    def _fold(self, chars: set[str]) -> None:
+        for char in chars:
+            if char in _SIGNS:
+                self.text = self.text.replace(char, _SIGNS[char])
+        if not chars.isdisjoint(_INVISIBLE):
             self._offsets = [i for i, char in enumerate(self.text) if char not in _INVISIBLE]
-            self._offsets.append(len(self.text))
-            self.text = _INVISIBLE_SIGN.sub("", self.text)
+            self.text = "".join(self.text[i] for i in self._offsets)
 
     @cached_property
     def lower(self) -> str:
@@ -85,6 +92,8 @@ class Scan:
     @cached_property
     def runs(self) -> Sequence[Run]:
         """All groups of digits; those that may be parts of one number are in one run."""
+        if not any(digit in self.text for digit in "0123456789"):  # ten fast searches instead of a slow one
+            return ()
         runs: list[list[Group]] = []
         end = None
         for match in _DIGITS.finditer(self.text):
@@ -96,6 +105,11 @@ class Scan:
             end = match.end()
         return runs
 
+    @cached_property
+    def long_runs(self) -> Sequence[Run]:
+        """The runs that have digits enough for a telephone number."""
+        return [run for run in self.runs if sum(group.end - group.start for group in run) >= FEWEST_DIGITS]
+
     def digits(self, groups: Sequence[Group]) -> str:
         return "".join(self.text[group.start : group.end] for group in groups)
 
@@ -103,13 +117,21 @@ class Scan:
         """What stands right before ``start``, in lower case."""
         return self.lower[max(0, start - num_chars) : start]
 
+    @staticmethod
+    def places(part: str, text: str) -> Iterator[int]:
+        """Where ``part`` stands in ``text``."""
+        place = text.find(part)
+        while place >= 0:
+            yield place
+            place = text.find(part, place + len(part))
+
     def stands_alone(self, start: int, end: int) -> bool:
         """Whether no ASCII letter, digit or underscore touches [start, end)."""
-        return (start == 0 or self.text[start - 1] not in _WORD) and self.stops_at(end)
+        return (start == 0 or self.text[start - 1] not in WORD) and self.stops_at(end)
 
     def stops_at(self, end: int) -> bool:
         """Whether no ASCII letter, digit or underscore follows."""
-        return end >= len(self.text) or self.text[end] not in _WORD
+        return end >= len(self.text) or self.text[end] not in WORD
 
     def locate(self, span: Span) -> Span:
         """The span with offsets into the original text."""
@@ -119,9 +141,9 @@ class Scan:
 
 
 def windows(run: Run, first: int, fewest: int, most: int) -> Iterator[Sequence[Group]]:
-    """Groups of ``run`` from ``first`` on that have ``fewest`` to ``most`` digits together, longest first."""
+    """Up to six groups of ``run`` from ``first`` on with ``fewest`` to ``most`` digits together, longest first."""
     found, total = [], 0
-    for last in range(first, len(run)):
+    for last in range(first, min(first + MOST_GROUPS, len(run))):
         total += run[last].num_digits
         if total > most:
             break

@@ -7,21 +7,21 @@ from quantpipe.calibration.redaction.entropy import is_placeholder, looks_random
 from quantpipe.calibration.redaction.scan import Scan, Span
 
 _USER = re.compile(
-    r"://([^\s/?#@:\"'<>]{0,128}:[^\s/?#\"'<>@]{1,256}(?:@[^\s/?#\"'<>@.]{1,64}){0,2})@(?=[A-Za-z0-9\[])"
+    r"(?://|sip:)([^\s/?#@:\"'<>]{0,128}:[^\s/?#\"'<>@]{1,256}(?:@[^\s/?#\"'<>@.]{1,64}){0,2})@(?=[A-Za-z0-9\[])"
 )
 _NAMES = (
     "access_token|refresh_token|id_token|auth_token|session_token|token|api[_-]?key|app[_-]?key|access[_-]?key|client_secret|app_?secret|"
     "secret|password|passwd|pwd|pass|signature|sig|sign|jwt|session_?id|sid|ticket|x-amz-signature|x-amz-credential|"
     "x-amz-security-token|x-goog-signature|ossaccesskeyid|auth|code|key"
 )
-_PARAMETER = re.compile(rf"[?&#;](?:amp;)?({_NAMES})=([!$%*+,./0-9:;=?@A-Z\[\]^_a-z{{|}}~-]{{1,2048}})", re.IGNORECASE)
+_PARAMETER = re.compile(rf"[?&#;](?:amp;)?({_NAMES})=([!$%*+,./0-9:;=?@A-Z\[\]^_a-z{{|}}~-]+)", re.IGNORECASE)
 _WEAK_NAMES = frozenset({"key", "code", "auth", "sid", "sign", "ticket", "pass"})
 
 
 def find_url_credentials(scan: Scan) -> Iterator[Span]:
     """User and password before a host, and the values of parameters that are named like a secret."""
     text = scan.text
-    if "://" in text:
+    if "//" in text or "sip:" in text:
         for match in _USER.finditer(text):
             password = match.group(1).partition(":")[2]
             if not is_placeholder(password) or set(password) == {"*"}:

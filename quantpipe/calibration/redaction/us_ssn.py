@@ -12,7 +12,7 @@ _SIZES = ((9,), (3, 2, 4))
 
 def find_us_ssns(scan: Scan) -> Iterator[Span]:
     """Numbers with two dashes; with spaces, or as nine digits, only after a word for them."""
-    for run in scan.runs:
+    for run in scan.long_runs:
         for first in range(len(run)):
             for sizes in _SIZES:
                 groups = run[first : first + len(sizes)]
