@@ -17,7 +17,7 @@ import click
 
 from quantpipe import __version__
 from quantpipe.cli_calibrate import calibrate
-from quantpipe.cli_options import cache_folder, open_reporter, recipe_arguments
+from quantpipe.cli_options import cache_folder, open_reporter, read_recipe, recipe_arguments
 from quantpipe.errors import EXIT_DATA, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_PASS, EXIT_USAGE, QuantpipeError
 
 if TYPE_CHECKING:
@@ -55,9 +55,8 @@ commands.add_command(calibrate)
 def check(recipe: Path, overrides: Sequence[str]) -> None:
     """Check RECIPE: report every mistake at once, load nothing."""
     from quantpipe.recipe.reference import summary
-    from quantpipe.recipe.schema import load_recipe
 
-    click.echo(summary(load_recipe(recipe, overrides)))
+    click.echo(summary(read_recipe(recipe, overrides)))
 
 
 @commands.command()
@@ -76,9 +75,7 @@ def schema(markdown: bool) -> None:
 @click.option("--quiet", is_flag=True, help="Print the verdict only.")
 def run_command(recipe: Path, overrides: Sequence[str], quiet: bool) -> int:
     """Make what RECIPE describes and judge it. Exit code 0: released; 4: refused; 5: not enough data to tell."""
-    from quantpipe.recipe.schema import load_recipe
-
-    loaded = load_recipe(recipe, overrides)
+    loaded = read_recipe(recipe, overrides)
     reporter = open_reporter(quiet)
     from quantpipe.pipeline import run_recipe
 
@@ -90,9 +87,7 @@ def run_command(recipe: Path, overrides: Sequence[str], quiet: bool) -> int:
 @click.option("--quiet", is_flag=True, help="Print the artifact's folder only.")
 def quantize_command(recipe: Path, overrides: Sequence[str], quiet: bool) -> None:
     """Make the artifact that RECIPE describes and judge nothing. Works on models that the runtime does not serve."""
-    from quantpipe.recipe.schema import load_recipe
-
-    loaded = load_recipe(recipe, overrides)
+    loaded = read_recipe(recipe, overrides)
     reporter = open_reporter(quiet)
     from quantpipe.pipeline import quantize_recipe
 
@@ -107,9 +102,7 @@ def quantize_command(recipe: Path, overrides: Sequence[str], quiet: bool) -> Non
 @click.option("--quiet", is_flag=True, help="Print the verdict only.")
 def gate(recipe: Path, overrides: Sequence[str], artifact: Path, quiet: bool) -> int:
     """Judge a model folder that exists already by RECIPE; write the verdict to gate-<folder> under its output."""
-    from quantpipe.recipe.schema import load_recipe
-
-    loaded = load_recipe(recipe, overrides)
+    loaded = read_recipe(recipe, overrides)
     reporter = open_reporter(quiet)
     from quantpipe.pipeline import gate_artifact, gate_folder
 

@@ -1,13 +1,14 @@
 """Options and start-up that commands share. Everything heavy is imported inside."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 if TYPE_CHECKING:
+    from quantpipe.recipe.schema import Recipe
     from quantpipe.report import Reporter
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -24,6 +25,21 @@ def recipe_arguments(command: Command) -> Command:
     )
     argument = click.argument("recipe", type=click.Path(path_type=Path))
     return argument(option(command))
+
+
+def read_recipe(path: Path, overrides: Sequence[str]) -> "Recipe":
+    """The recipe, checked together with the calibration set that it names or holds: no row is read."""
+    from quantpipe.recipe.schema import load_recipe
+
+    recipe = load_recipe(path, overrides)
+    if recipe.calibration is not None:
+        from quantpipe.calibration.definition import SetDefinition, set_of_recipe
+        from quantpipe.calibration.readers.files import require_files
+
+        definition = set_of_recipe(recipe)
+        if isinstance(definition, SetDefinition):
+            require_files(definition.sources, definition.folder)
+    return recipe
 
 
 def open_reporter(quiet: bool) -> "Reporter":

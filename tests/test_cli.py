@@ -161,3 +161,18 @@ def test_help_and_check_import_nothing_heavy(recipe: Path) -> None:
     )
     done = run_python(code)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_recipes_set_is_checked_with_it_down_to_missing_files(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = RECIPE.replace("rtn, scheme: w8a8", "gptq, scheme: w4a16")
+    recipe.write_text(text + "calibration:\n  set:\n    sources: [{path: gone.csv}]\n")
+    assert cli.run(["check", str(recipe)]) == 3
+    gone = f"{recipe.parent}/gone.csv: no such file; correct the path of source 'gone.csv'"
+    assert capsys.readouterr().err.strip() == gone
+    (recipe.parent / "gone.csv").write_text("text\n")
+    assert cli.run(["check", str(recipe)]) == 0
+    assert "128 x 512 tokens of the recipe's own set" in capsys.readouterr().out
+    assert cli.run(["check", str(recipe), "--set", "calibration.set.bad_rows=keep"]) == 2
+    assert "unknown bad_rows 'keep'" in capsys.readouterr().err

@@ -5,13 +5,13 @@ import gzip
 import hashlib
 import io
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 from quantpipe.calibration.rows import FileRead, SourceReading
-from quantpipe.calibration.sources import FileSource
+from quantpipe.calibration.sources import FileSource, Source
 from quantpipe.errors import DataError
 
 CHUNK_BYTES = 1 << 20
@@ -37,6 +37,19 @@ def files_of(source: FileSource, folder: Path) -> list[Path]:
     if not found:
         raise DataError(f"{named}: no file matches; correct the path of source {source.label!r}")
     return found
+
+
+def require_files(sources: Iterable[Source], folder: Path) -> None:
+    """Raise DataError, one line each, for sources whose files are not there."""
+    problems = []
+    for source in sources:
+        try:
+            if isinstance(source, FileSource):
+                files_of(source, folder)
+        except DataError as error:
+            problems.append(str(error))
+    if problems:
+        raise DataError("\n".join(problems))
 
 
 class HashedFile(io.RawIOBase):
