@@ -61,13 +61,18 @@ def check(recipe: Path, overrides: Sequence[str]) -> None:
 
 @commands.command()
 @click.option("--markdown", is_flag=True, help="Print the key reference for people instead.")
-def schema(markdown: bool) -> None:
+@click.option("--calibration-set", is_flag=True, help="Of a calibration set's set.yaml, not of a recipe.")
+def schema(markdown: bool, calibration_set: bool) -> None:
     """Print the JSON schema of a recipe, for completion and checks in an editor."""
     import json
 
-    from quantpipe.recipe.reference import key_reference, recipe_schema
-
-    click.echo(key_reference() if markdown else json.dumps(recipe_schema(), indent=2), nl=not markdown)
+    if calibration_set:
+        from quantpipe.calibration.reference import set_reference as reference
+        from quantpipe.calibration.reference import set_schema as schema_of
+    else:
+        from quantpipe.recipe.reference import key_reference as reference
+        from quantpipe.recipe.reference import recipe_schema as schema_of
+    click.echo(reference() if markdown else json.dumps(schema_of(), indent=2), nl=not markdown)
 
 
 @commands.command("run")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError, field_validator
+from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema, field_validator
 
 from quantpipe.calibration.mapping import Texts
 from quantpipe.calibration.redaction.section import RedactSection
@@ -24,6 +24,9 @@ MANIFEST_NAME = "calibration.manifest.json"
 OFF = "off"
 # A source without a `kind` that has this key is of this kind.
 KIND_BY_KEY = {"path": "file", "dataset": "dataset"}
+
+
+_NUMBER_OR_OFF = WithJsonSchema({"anyOf": [{"type": "number", "exclusiveMinimum": 0, "maximum": 1}, {"const": OFF}]})
 
 
 def _off_as_none(value: Any) -> Any:
@@ -63,7 +66,7 @@ class Header(Section):
     packing: Literal["concatenate", "separate", "truncate"] = "concatenate"
     """`concatenate`: rows end to end with an EOS after each, attention crosses; `separate`: the same, but no attention
     from one row to another; `truncate`: one row in each sequence, cut at its length; shorter rows are not used."""
-    near_duplicates: Annotated[float | None, BeforeValidator(_off_as_none)] = 0.8
+    near_duplicates: Annotated[float | None, BeforeValidator(_off_as_none), _NUMBER_OR_OFF] = 0.8
     """Jaccard similarity of two rows' words from which the later is dropped; `off` drops exact duplicates only."""
     holdout: Holdout | None = None
     """Share of groups or rows kept out of calibration. Absent: none."""

@@ -5,7 +5,7 @@ The docstrings under the fields are the reference of the file format.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
 from quantpipe.recipe.document import describe
 from quantpipe.recipe.section import Count, Section
@@ -51,7 +51,9 @@ def canonical(value: Any) -> str | None:
     return str(value).strip()
 
 
-Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
+_TEXT, _TEXTS = {"type": "string"}, {"type": "array", "items": {"type": "string"}}
+ONE_OR_MORE = WithJsonSchema({"anyOf": [_TEXT, _TEXTS]})
+Names = Annotated[tuple[str, ...], BeforeValidator(_names), ONE_OR_MORE]
 Values = Annotated[tuple[str | None, ...], BeforeValidator(_values)]
 
 
@@ -141,5 +143,6 @@ def _not_auto(label: Label | None) -> Label | None:
     return label
 
 
-Language = Annotated[Label | None, BeforeValidator(_label)]
-Domain = Annotated[Label | None, BeforeValidator(_label), AfterValidator(_not_auto)]
+_NAME_OR_FIELD = WithJsonSchema({"anyOf": [_TEXT, {"type": "object"}]})
+Language = Annotated[Label | None, BeforeValidator(_label), _NAME_OR_FIELD]
+Domain = Annotated[Label | None, BeforeValidator(_label), AfterValidator(_not_auto), _NAME_OR_FIELD]

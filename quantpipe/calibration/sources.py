@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from quantpipe.calibration.mapping import Domain, Fields, Filter, Language, Text, Texts
+from quantpipe.calibration.mapping import ONE_OR_MORE, Domain, Fields, Filter, Language, Text, Texts
 from quantpipe.calibration.rows import UNKNOWN_LANGUAGE
 from quantpipe.recipe.document import describe
 from quantpipe.recipe.section import Count, Section
@@ -156,7 +156,7 @@ class FileSource(RowKeys):
     """What the file is. Absent: by its ending: `.csv` `.tsv` `.jsonl` `.ndjson` `.json` `.parquet` `.txt` `.md`, each
     also with `.gz`. A `json` file is one array of objects, or one mapping of ids to objects (field `_key` is the
     id)."""
-    encoding: Annotated[tuple[str, ...], BeforeValidator(_encodings)] = ("utf-8",)
+    encoding: Annotated[tuple[str, ...], BeforeValidator(_encodings), ONE_OR_MORE] = ("utf-8",)
     """Encoding, or a list of them that are tried in this order for each row."""
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] | None = None
     """What separates columns in a CSV file. Absent: a tab in `.tsv`, otherwise a comma."""

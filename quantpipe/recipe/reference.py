@@ -33,17 +33,20 @@ def recipe_schema() -> dict[str, Any]:
 
 def key_reference() -> str:
     """Every key with its type, default and meaning, and every metric a gate may limit, as Markdown."""
-    schema = recipe_schema()
-    parts = [_INTRODUCTION]
-    for heading, section in _sections(schema, schema, "", set()):
-        parts.append(f"## {heading or 'The recipe'}\n\n{_text(section)}\n")
-        rows = [_row(schema, section, name, key) for name, key in section["properties"].items()]
-        parts.append(_table(("key", "value", "default", "meaning"), rows))
+    parts = [_INTRODUCTION, *key_tables(recipe_schema(), "The recipe")]
     parts.append(
         "## Metrics for `gate`\n\nBench metrics are measured at each concurrency `<c>` of `bench.concurrency`.\n"
     )
     parts.append(_table(("metric", "limit", "unit", "meaning"), [_metric_row(*item) for item in METRICS.items()]))
     return "\n".join(parts)
+
+
+def key_tables(schema: Schema, top: str) -> Iterator[str]:
+    """Heading, meaning and table of keys for each mapping in a schema, the outermost called ``top``."""
+    for heading, section in _sections(schema, schema, "", set()):
+        yield f"## {heading or top}\n\n{_text(section)}\n"
+        rows = [_row(schema, section, name, key) for name, key in section["properties"].items()]
+        yield _table(("key", "value", "default", "meaning"), rows)
 
 
 def summary(recipe: Recipe) -> str:
@@ -78,10 +81,12 @@ def _sections(root: Schema, section: Schema, heading: str, seen: set[str]) -> It
     for name, key in section["properties"].items():
         inner = [choice for choice in _inner_sections(root, key) if choice["title"] not in seen]
         seen |= {choice["title"] for choice in inner}
-        path = f"{heading.strip('`')}.{name}".removeprefix(".") + ("[]" if key.get("type") == "array" else "")
+        outer = heading.split("`")[1] if heading else ""
+        path = f"{outer}.{name}".removeprefix(".") + ("[]" if key.get("type") == "array" else "")
         for choice in inner:
-            label = choice["properties"]["name"]["const"] if len(inner) > 1 else ""
-            yield from _sections(root, choice, f"`{path}`" + (f" with `name: {label}`" if label else ""), seen)
+            tag = "kind" if "kind" in choice["properties"] else "name"
+            label = f" with `{tag}: {choice['properties'][tag]['const']}`" if len(inner) > 1 else ""
+            yield from _sections(root, choice, f"`{path}`{label}", seen)
 
 
 def _inner_sections(root: Schema, key: Schema) -> list[Schema]:
@@ -101,6 +106,8 @@ def _row(root: Schema, section: Schema, name: str, key: Schema) -> tuple[str, ..
 def _default(value: Any) -> str:
     if value is None:
         return "absent"
+    if value == "":
+        return "empty"
     return "see below" if isinstance(value, dict) else f"`{json.dumps(value)}`".replace('"', "")
 
 
