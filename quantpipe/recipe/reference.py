@@ -84,9 +84,14 @@ def _sections(root: Schema, section: Schema, heading: str, seen: set[str]) -> It
         outer = heading.split("`")[1] if heading else ""
         path = f"{outer}.{name}".removeprefix(".") + ("[]" if key.get("type") == "array" else "")
         for choice in inner:
-            tag = "kind" if "kind" in choice["properties"] else "name"
-            label = f" with `{tag}: {choice['properties'][tag]['const']}`" if len(inner) > 1 else ""
+            label = f" with {_tag(choice)}" if len(inner) > 1 else ""
             yield from _sections(root, choice, f"`{path}`{label}", seen)
+
+
+def _tag(section: Schema) -> str:
+    """The key and value that tell one of several mappings from the others."""
+    values = {name: section["properties"].get(name, {}).get("const") for name in ("name", "kind")}
+    return next(f"`{name}: {value}`" for name, value in values.items() if value is not None)
 
 
 def _inner_sections(root: Schema, key: Schema) -> list[Schema]:
