@@ -47,7 +47,7 @@ def test_no_two_dialogues_share_a_phrase(dialogues: list[dict[str, Any]]) -> Non
     assert [sorted(numbers) for numbers in rows_with.values() if len(numbers) > 1] == []
 
 
-@pytest.mark.parametrize("name", ["customer_service", "code_docs", "finance"])
+@pytest.mark.parametrize("name", ["customer_service", "code_docs", "finance", "medical"])
 def test_shipped_set_fills_64_sequences_of_512(name: str, make_tokenizer: Callable[..., Path]) -> None:
     built = build_calibration(SETS / name, make_tokenizer(), 64, 512)
     assert built.token_ids.shape == (64, 512)
