@@ -235,6 +235,10 @@ def test_examples_in_the_docs_are_legal(tmp_path: Path) -> None:
     assert examples
     for example in examples:
         assert definition_of(tmp_path, example)
+    [inline] = [block.partition("```")[0] for block in page.split("```yaml\ncalibration:\n")[1:] if "sources:" in block]
+    definition = set_of_recipe(recipe_of(tmp_path, inline))
+    assert not isinstance(definition, Path)
+    assert len(definition.sources) == 2
 
 
 def test_checking_a_set_loads_neither_torch_nor_transformers() -> None:
