@@ -35,21 +35,23 @@ _KNOWN: tuple[tuple[str, "re.Pattern[str]"], ...] = tuple(
         ("eyJ", r"(?<![\w.-])eyJ[\w-]{8,}\.eyJ[\w-]{8,}(?:\.[\w-]*)?"),  # JSON Web Token
     )
 )
+_FEWEST_KEY_CHARS = 15
 _OPENAI = re.compile(r"(?<![\w-])sk-[\w-]{20,}")  # also Anthropic, DeepSeek and others
 _PEM = re.compile(r"-----(BEGIN|END) [A-Z0-9 ]{0,24}PRIVATE KEY(?: BLOCK)?-----")
 _PEM_BODY = re.compile(r"(?:[A-Za-z0-9+/=\s:,-]|\\[rn])*")
 # Words that a value may be assigned to, and the look it must have. "key" alone is part of too many names.
 _STRONG = ("secret", "token", "credential", "密钥", "秘钥", "令牌", "授权码", "key")
-_PASSWORDS = ("passw", "passphrase", "passcode", "pw", "密码", "密碼", "口令")
+_PASSWORDS = ("pass", "pw", "密码", "密碼", "口令")
 _NAMES = (*_PASSWORDS, *_STRONG)
 _BEFORE_KEY = re.compile(r"(?:(?<![a-z_-])|api[_-]?|access[_-]?|private[_-]?|account[_-]?|secret[_-]?|signing[_-]?)\Z")
 _ASSIGNED = re.compile(
-    r"""(?:s|ord|d)? (?:[_-][A-Za-z0-9_-]{0,24})? [\"'\\]{0,2} (?:(?![A-Za-z0-9_])|(?<=[码碼令钥]))  # the name goes on
+    r"""(?:s|word|wd|phrase|code|d)?s? (?:[_-][A-Za-z0-9_-]{0,24})? [\"'\\]{0,2} (?:(?![A-Za-z0-9_])|(?<=[码碼令钥]))
+    # Above: how the name goes on, and its quotes. Below: the sign or word that assigns, then the value.
     [ \t]{0,3}
     (?:=>|:=|==|=|:|是|为|改[成为]|重置为|换成|设[为成]|is(?![A-Za-z])|(?:changed|reset|set)[ ]to(?![A-Za-z])
-        |(?<=[码碼令钥])|(?P<bare>[ ](?=[!-~]{0,20}[!@\#$%^&*])))                             # what says: it is this
+        |(?<=[码碼令钥])|(?P<bare>[ ](?=[!-~]{0,20}[!@\#$%^&*])))
     [ \t]{0,3} (?:Bearer[ ]|Basic[ ])? [\"'`\\]{0,2}
-    (?P<value>(?:[!\#$%*+./0-9:=?@A-Z\[\]^_a-z{|}~-]|&(?![A-Za-z_]{1,24}=)){6,256})                # the value
+    (?P<value>(?:[!\#$%*+./0-9:=?@A-Z\[\]^_a-z{|}~-]|&(?![A-Za-z_]{1,24}=)){6,256})
     """,
     re.IGNORECASE | re.VERBOSE,
 )
@@ -61,10 +63,11 @@ _AUTHORIZATION = re.compile(r"[ ]{1,3}([A-Za-z0-9._~+/-]{16,256}={0,2})")
 def find_api_keys(scan: Scan) -> Iterator[Span]:
     """Secrets by their form, or by the name they are assigned to and their look."""
     text = scan.text
-    for needle, pattern in _KNOWN:
-        if needle in text:
+    long_words = " ".join(word for word in text.split() if len(word) >= _FEWEST_KEY_CHARS)  # of prose hardly any
+    for needle, pattern in _KNOWN if long_words else ():
+        if needle in long_words:
             yield from (Span(match.start(), match.end(), match.group()) for match in pattern.finditer(text))
-    if "sk-" in text:
+    if "sk-" in long_words:
         for match in _OPENAI.finditer(text):
             if _is_openai_like(match.group()[3:]):
                 yield Span(match.start(), match.end(), match.group())

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from quantpipe.calibration.redaction.scan import Scan, Span
 
-_WRITTEN_AT = re.compile(r"[ ]?[\[(][ ]?at[\])][ ]?")
+_WRITTEN_AT = re.compile(r"[ ]?[\[(][ ]?(?:at|AT|At)[ ]?[\])][ ]?")
 _WRITTEN_DOT = re.compile(r"[ ]?[\[(][ ]?dot[ ]?[\])][ ]?")
 _LOCAL = re.compile(r"(?:\"[^\"\n]{1,62}\"|[A-Za-z0-9\u00c0-\u024f!#$%&'*+/=?^_`{|}~.-]{1,64})\Z")
 _CHINESE_LOCAL = re.compile(r"[\u4e00-\u9fff]{1,4}[A-Za-z0-9._-]{0,20}\Z")
@@ -57,11 +57,14 @@ def find_emails(scan: Scan) -> Iterator[Span]:
 def _at_signs(scan: Scan) -> Iterator[tuple[int, int]]:
     """Where each at sign begins and ends, however it is written."""
     for sign in ("@", "%40"):
-        yield from ((at, at + len(sign)) for at in scan.places(sign, scan.text))
-    for written in ("at]", "at)"):
-        for place in scan.places(written, scan.lower):
-            if match := _WRITTEN_AT.search(scan.lower, max(0, place - 3), place + 4):
-                yield match.span()
+        if sign[0] in scan.text:
+            yield from ((at, at + len(sign)) for at in scan.places(sign, scan.text))
+    for bracket in "])":
+        for place in scan.places(bracket, scan.text):
+            if scan.text[place - 2 : place] in ("at", "AT", "At", "t ", "T "):
+                match = _WRITTEN_AT.search(scan.text, max(0, place - 5), place + 2)
+                if match:
+                    yield match.span()
 
 
 def _local_part(text: str, end: int) -> int | None:

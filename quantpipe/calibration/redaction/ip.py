@@ -15,7 +15,7 @@ _V4 = re.compile(rf"(?:{_OCTET}\.){{3}}{_OCTET}(?![A-Za-z0-9_]|\.[0-9A-Za-z]|-[A
 _V6 = re.compile(r"[0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){2,8}(?:(?:\.[0-9]{1,3}){3})?(?:%[A-Za-z0-9._-]{1,24})?")
 _HEX = frozenset("0123456789abcdefABCDEF")
 _VERSION = re.compile(
-    r"(?:\bv|\bver\.?|versions?|release|build|firmware|driver|kernel|\brev(?:ision)?\.?|updated? to|upgraded? to|"
+    r"(?:\bv|\bver\.?|versions?|release|build|firmware|driver|kernel|\bec|\brev(?:ision)?\.?|updated? to|upgraded? to|"
     r"section|\bsec\.|chapter|clause|article|paragraph|step|figure|\bfig\.|table|appendix|item|rule|"
     r"版本号?|固件|升级[到至]|更新[到至]|驱动|[章节条款第表图]|附录|[=~^<>]=|[~^§]|\b[a-z][a-z0-9]*[-_])"
     r"[ \t]*(?:no\.?|号|is|was|are|为|是|到|:|=)?[ \t:\"']*\Z"

@@ -7,7 +7,7 @@ are a Chinese mobile number, or after a word for a telephone.
 import re
 from collections.abc import Iterator, Sequence
 
-from quantpipe.calibration.redaction.scan import Group, Run, Scan, Span, layout, windows
+from quantpipe.calibration.redaction.scan import FEWEST_DIGITS, Group, Run, Scan, Span, layout, windows
 
 _CONTEXT = re.compile(
     r"\b(?:tele?|phones?|telephone|call(?:ed|ing|s)?|callback|mobile|cell|cellphone|fax|whatsapp|sms|text(?:ed)?|contact|"
@@ -24,6 +24,7 @@ _LOCAL_LAYOUTS = ((7,), (8,), (3, 4), (4, 4))
 _CHINESE_MOBILE = frozenset({(11,), (3, 4, 4), (3, 8), (7, 4), (3, 3, 5), (4, 3, 4), (5, 6), (4, 4, 3)})
 _CHINESE_HOTLINE = frozenset({(3, 3, 4), (3, 4, 3), (3, 7)})
 _NORTH_AMERICAN = frozenset({(3, 3, 4), (1, 3, 3, 4), (3, 7)})
+_KNOWN_LAYOUTS = frozenset({"CN", "GB", "US", "CA"})  # what _is_likely knows is all there is
 _MOST_DIGITS = 17  # 00, a country code and a number
 
 
@@ -52,14 +53,24 @@ def _phone_at(scan: Scan, run: Run, first: int) -> tuple[Sequence[Group], int, s
     if not scan.stands_alone(run[first].start, run[first].end) and not _letters_are_context(scan, run[first]):
         return None
     context = bool(_CONTEXT.search(scan.before(start)))
-    for groups in windows(run, first, 7, _MOST_DIGITS):
-        if not scan.stands_alone(groups[-1].start, groups[-1].end) and len(groups) > 1:
+    for groups in windows(run, first, FEWEST_DIGITS, _MOST_DIGITS):
+        if not scan.stops_at(groups[-1].end) or (not has_plus and _is_in_chain(run, first, groups)):
             continue
-        digits = scan.digits(groups)
-        value = _international(digits) if has_plus else _national(scan, run, groups, digits, context)
+        if has_plus:
+            without_trunk = scan.text[start : groups[-1].end].replace("(0)", "")
+            value = _international("".join(re.findall("[0-9]+", without_trunk)))
+        else:
+            value = _national(scan, run, groups, scan.digits(groups), context)
         if value is not None:
             return groups, start, value
     return None
+
+
+def _is_in_chain(run: Run, first: int, groups: Sequence[Group]) -> bool:
+    """Whether the groups are the end of a longer chain of numbers, or the whole part of a decimal."""
+    if len(groups) > 1:
+        return groups[0].gap in ("-", "/") and groups[0].gap == groups[1].gap
+    return first + 1 < len(run) and run[first + 1].gap == "."
 
 
 def _start_with_signs(text: str, start: int) -> int:
@@ -86,9 +97,8 @@ def _national(scan: Scan, run: Run, groups: Sequence[Group], digits: str, contex
     if digits.startswith("86") and len(digits) == 13 and "CN" in scan.regions and digits[2] == "1":
         return _international(digits)
     for region in scan.regions:
-        if _is_likely(region, digits, sizes, context) or (
-            len(groups) == len(run) and not is_bare and _is_grouped_as_printed(region, digits, sizes)
-        ):
+        is_asked = region not in _KNOWN_LAYOUTS and len(groups) == len(run) and not is_bare
+        if _is_likely(region, digits, sizes, context) or (is_asked and _is_as_printed(region, digits, sizes)):
             value = _valid(digits, region, is_length_enough=context and digits[0] == "0")
             if value is not None:
                 return value
@@ -109,9 +119,12 @@ def _is_likely(region: str, digits: str, sizes: Sizes, context: bool) -> bool:
     return context or (region in ("US", "CA") and not _NORTH_AMERICAN.isdisjoint(sizes))
 
 
-def _is_grouped_as_printed(region: str, digits: str, sizes: Sizes) -> bool:
-    """Whether the library would put the spaces at the same places; it is slow, so only whole runs are asked about."""
+def _is_as_printed(region: str, digits: str, sizes: Sizes) -> bool:
+    """Whether the library would put the spaces at the same places: slow, so only whole runs are asked about."""
     import phonenumbers
+
+    if not 8 <= len(digits) <= 12:
+        return False
 
     try:
         parsed = phonenumbers.parse(digits, region)

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -66,12 +65,12 @@ class Redactor:
         """The sample with every text in it redacted; who speaks stays."""
         domain = self.redact(sample.domain, sample.where)
         if isinstance(sample.content, str):
-            return replace(sample, content=self.redact(sample.content, sample.where), domain=domain)
+            return sample._replace(content=self.redact(sample.content, sample.where), domain=domain)
         messages = tuple(
             {key: text if key == "role" else self.redact(text, sample.where) for key, text in message.items()}
             for message in sample.content
         )
-        return replace(sample, content=messages, domain=domain)
+        return sample._replace(content=messages, domain=domain)
 
 
 def open_redactor(section: RedactSection, folder: Path, set_name: str, seed: int) -> Redactor:

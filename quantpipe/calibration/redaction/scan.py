@@ -58,7 +58,7 @@ _GAP = re.compile(r"[ \t.\-/()]{1,4}|[ \t\-]{0,3}\r?\n[ \t>]{0,8}")
 WORD = frozenset("0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_")
 CONTEXT_CHARS = 28
 FEWEST_DIGITS = 7
-MOST_GROUPS = 6
+MOST_GROUPS = 7
 
 
 class Scan:
@@ -141,7 +141,7 @@ class Scan:
 
 
 def windows(run: Run, first: int, fewest: int, most: int) -> Iterator[Sequence[Group]]:
-    """Up to six groups of ``run`` from ``first`` on with ``fewest`` to ``most`` digits together, longest first."""
+    """Up to seven groups of ``run`` from ``first`` on with ``fewest`` to ``most`` digits together, longest first."""
     found, total = [], 0
     for last in range(first, min(first + MOST_GROUPS, len(run))):
         total += run[last].num_digits
