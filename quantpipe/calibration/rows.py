@@ -16,6 +16,8 @@ UNKNOWN_LANGUAGE = "und"
 MOST_SHOWN_NAMES = 20
 LONGEST_NAME = 40
 MOST_DIGITS = 5
+MOST_WORDS = 4
+NAME_SIGNS = " _-./:()[]#%&+"
 # Why rows are not used, as accounts call it.
 EMPTY, BAD_ROW, FILTERED = "empty", "bad row", "filtered"
 Message = dict[str, str]
@@ -28,8 +30,7 @@ class Row(NamedTuple):
     values: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(NamedTuple):
     """Plain text or a conversation, and what is known about it.
 
     ``source`` is the index of its source in the set; ``group`` the customer or thread it belongs to; ``language`` is
@@ -127,8 +128,12 @@ def leave_out(where: str, error: RowError, problems: RowProblems, seen: SourceRe
 
 
 def shown_names(names: Sequence[str]) -> str:
-    """Names of fields for an error. One that looks like data is only measured: a file may lack its header."""
-    shown = [name if _is_plain(name) else f"(a name of {len(name)} characters)" for name in names[:MOST_SHOWN_NAMES]]
+    """Names of fields for an error. One that looks like data is only measured: a file may lack its row of names."""
+    is_plain = [_is_plain(name) for name in names]
+    if 2 * sum(is_plain) <= len(names):  # then a short one beside them is data too
+        is_plain = [False] * len(names)
+    pairs = list(zip(names, is_plain, strict=True))[:MOST_SHOWN_NAMES]
+    shown = [name if plain else f"(a name of {len(name)} characters)" for name, plain in pairs]
     more = [f"... {len(names) - MOST_SHOWN_NAMES} more"] if len(names) > MOST_SHOWN_NAMES else []
     return ", ".join([*shown, *more]) or "none"
 
@@ -136,7 +141,7 @@ def shown_names(names: Sequence[str]) -> str:
 def _is_plain(name: str) -> bool:
     return (
         len(name) <= LONGEST_NAME
-        and name.isprintable()
-        and "@" not in name
+        and len(name.split()) <= MOST_WORDS
+        and all(character.isalnum() or character in NAME_SIGNS for character in name)
         and sum(character.isdigit() for character in name) <= MOST_DIGITS
     )

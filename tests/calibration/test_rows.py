@@ -43,6 +43,19 @@ def test_rows_are_counted_up_to_the_limit() -> None:
     assert seen.num_rows == 2
 
 
+@pytest.mark.parametrize(
+    "first_row",
+    [["I am still waiting on my card?", "card_arrival"], ["Anna, secret"], ["13800138000", "x@example.com", "secret"]],
+)
+def test_a_row_of_data_in_the_place_of_names_is_not_shown(first_row: list[str]) -> None:
+    assert shown_names(first_row) == ", ".join(f"(a name of {len(name)} characters)" for name in first_row)
+
+
+def test_ordinary_names_are_shown_beside_an_odd_one() -> None:
+    names = ["text", "Unit price (USD)", "客户编号", "What did the customer say on the phone?"]
+    assert shown_names(names) == "text, Unit price (USD), 客户编号, (a name of 39 characters)"
+
+
 def test_only_so_many_names_are_shown() -> None:
     assert shown_names([]) == "none"
     assert shown_names([f"c{i}" for i in range(23)]).endswith("c19, ... 3 more")
