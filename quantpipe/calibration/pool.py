@@ -17,7 +17,7 @@ ENTRY_CHARS = 64  # what an entry costs beside its text
 
 
 def ranking(seed: int) -> Callable[[str], int]:
-    """The random order that follows from ``seed``: a function from a row's normal text to its rank."""
+    """The random order that follows from ``seed``: a function from a row's text to its rank."""
     keyed = hashlib.blake2b(digest_size=RANK_BYTES, key=f"order {seed}".encode())
 
     def rank(text: str) -> int:

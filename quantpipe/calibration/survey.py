@@ -5,14 +5,13 @@ out, whether it overlaps an evaluation text, which stratum it belongs to. Knows 
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from quantpipe.calibration.calibration_set import BuildContext
 from quantpipe.calibration.definition import SetDefinition
 from quantpipe.calibration.holdout import holdout_key, is_held_out
 from quantpipe.calibration.language import detect
 from quantpipe.calibration.leakage import LeakageIndex, LeakReport
-from quantpipe.calibration.normal_text import normal_text
 from quantpipe.calibration.pool import Pool, ranking
 from quantpipe.calibration.rows import UNKNOWN_LANGUAGE, RowProblems, Sample, SourceReading, sample_text
 from quantpipe.calibration.sample_stream import read_samples
@@ -61,12 +60,16 @@ def survey(
         samples = read_samples(
             source, index, definition.folder, found.problems, reading, context.work_folder, seed, context.generate
         )
+        if definition.header.holdout is not None or leakage.num_texts:
+            samples = _usable(samples, definition, leakage, reading, found.leaks)
         stratum_of = _stratum_of(definition, index)
-        for sample, text in _usable(samples, definition, leakage, reading, found.leaks):
-            sample, stratum = stratum_of(sample, text)
-            key = normal_text(text)
-            if sample.group is not None:
-                key = f"{key}\0{sample.group}"  # of equal texts of two customers either may be used, later only one
+        for sample in samples:  # what stands here runs for every row
+            text = sample_text(sample)
+            # Of equal texts of two customers either may come first; the second is a duplicate then.
+            key = text if sample.group is None else f"{text}\0{sample.group}"
+            stratum: Stratum = ()
+            if stratum_of is not None:
+                sample, stratum = stratum_of(sample, text)
             strata.pool(stratum).offer(rank(key), sample, len(text), sample.group)
         found.pools.append(strata.pools)
         found.readings.append(reading)
@@ -79,8 +82,8 @@ def _usable(
     leakage: LeakageIndex,
     reading: SourceReading,
     leaks: LeakReport,
-) -> Iterator[tuple[Sample, str]]:
-    """The samples that are neither held out nor evaluated on, with their texts."""
+) -> Iterator[Sample]:
+    """The samples that are neither held out nor evaluated on."""
     holdout, checks_leakage = definition.header.holdout, leakage.num_texts > 0
     for sample in samples:
         text = sample_text(sample)
@@ -89,7 +92,7 @@ def _usable(
             continue
         leak = leakage.find(text, sample.group) if checks_leakage else None
         if leak is None:
-            yield sample, text
+            yield sample
         else:
             leaks.add(sample.where, leak)
             reading.dropped[LIKE_HELD_OUT if leak.is_held_out else LEAKED] += 1
@@ -116,17 +119,20 @@ class _Strata:
         return found
 
 
-def _stratum_of(definition: SetDefinition, index: int) -> Callable[[Sample, str], tuple[Sample, Stratum]]:
-    """What says which stratum a sample is in; where that needs its language, the sample comes back with it."""
+def _stratum_of(definition: SetDefinition, index: int) -> Callable[[Sample, str], tuple[Sample, Stratum]] | None:
+    """What says which stratum a sample is in, None where all are in one.
+
+    Where that needs the sample's language, the sample comes back with it.
+    """
     header = definition.header
     by, languages = header.stratify, header.languages
     detects = "language" in by and definition.sources[index].detects_language
     if not by:
-        return lambda sample, text: (sample, ())
+        return None
 
     def stratum_of(sample: Sample, text: str) -> tuple[Sample, Stratum]:
         if detects and sample.language == UNKNOWN_LANGUAGE:
-            sample = replace(sample, language=detect(text, languages))
+            sample = sample._replace(language=detect(text, languages))
         values = {"language": sample.language, "domain": sample.domain, "length": length_bin(len(text))}
         return sample, tuple(values[name] for name in by)
 
