@@ -21,7 +21,6 @@ def set_arguments(command: Command) -> Command:
     """Give a command its SET argument, what says which tokenizer reads it, and the budget."""
     for option in (
         click.option("--quiet", is_flag=True, help="Print results only."),
-        click.option("--allow-shortfall", is_flag=True, help="Take a set with too few tokens as far as it goes."),
         click.option("--seed", type=click.IntRange(min=0), help="Which rows are drawn."),
         click.option("--sequence-length", type=click.IntRange(min=2), help="Tokens in each sequence."),
         click.option("--num-sequences", type=click.IntRange(min=1), help="How many sequences are built."),
@@ -35,6 +34,7 @@ def set_arguments(command: Command) -> Command:
 
 @calibrate.command("build")
 @set_arguments
+@click.option("--allow-shortfall", is_flag=True, help="Take a set with too few tokens as far as it goes.")
 @click.option("--out", type=PATH, help="Folder to write: the blocks and their manifest. Absent: nothing is written.")
 def build_command(quiet: bool, out: Path | None, **asked: Any) -> None:
     """Build SET (its folder, or set.yaml) and print what became of every source. Absent: the set of the recipe.
@@ -54,12 +54,15 @@ def build_command(quiet: bool, out: Path | None, **asked: Any) -> None:
 @click.option("--activations", is_flag=True, help="Run the model: does calibration cover held-out activations?")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def inspect_command(quiet: bool, show: int, activations: bool, as_json: bool, **asked: Any) -> None:
-    """Show what is in SET and what it covers. Without a model: rows and characters, no tokens. Writes nothing."""
+    """Show what is in SET and what it covers. Without a model: rows and characters, no tokens. Writes nothing.
+
+    A set with fewer tokens than asked is shown as far as it goes.
+    """
     reporter = open_reporter(quiet)
     from quantpipe.calibrate_commands import inspect_set
     from quantpipe.calibration_plan import Asked
 
-    click.echo(inspect_set(Asked(**asked), show, activations, as_json, cache_folder(), reporter))
+    click.echo(inspect_set(Asked(**asked, allow_shortfall=True), show, activations, as_json, cache_folder(), reporter))
 
 
 @calibrate.command("compare")
