@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from quantpipe.calibration import CalibrationSet, account_table
-from quantpipe.calibration.built import write_built
+from quantpipe.calibration.built import require_own_folder, write_built
 from quantpipe.calibration.definition import SetDefinition
 from quantpipe.calibration.overview import overview, overview_table
 from quantpipe.calibration.preview import Shown, preview_text, show_document
@@ -26,6 +26,8 @@ def build_set(asked: Asked, out: Path | None, cache_folder: Path, reporter: Repo
     plan = plan_of(asked, cache_folder)
     if not isinstance(plan.definition, SetDefinition):
         raise RecipeError(f"{plan.definition}: its blocks are built already; give the folder with set.yaml")
+    if out is not None:
+        require_own_folder(out)
     calibration = build_plan(plan, reporter)
     lines = [account_table(calibration.account), "", _summary(calibration)]
     if out is None:

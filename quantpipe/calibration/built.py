@@ -18,6 +18,13 @@ from quantpipe.errors import DataError
 BLOCKS_NAME = "blocks.safetensors"
 
 
+def require_own_folder(folder: Path) -> None:
+    """Raise DataError where ``folder`` is something else than a new folder or that of an earlier build."""
+    is_other = folder.is_dir() and any(folder.iterdir()) and not (folder / MANIFEST_NAME).is_file()
+    if is_other or folder.is_file():
+        raise DataError(f"{folder}: holds other files; give a new folder, or that of an earlier build")
+
+
 def write_built(folder: Path, calibration: CalibrationSet) -> None:
     """Write the blocks and their manifest, over those of an earlier build.
 
@@ -25,8 +32,7 @@ def write_built(folder: Path, calibration: CalibrationSet) -> None:
     """
     from safetensors.numpy import save
 
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / MANIFEST_NAME).is_file():
-        raise DataError(f"{folder}: holds other files; give a new folder, or that of an earlier build")
+    require_own_folder(folder)
     arrays = {"token_ids": np.ascontiguousarray(calibration.token_ids)}
     if calibration.position_ids is not None:
         arrays["position_ids"] = np.ascontiguousarray(calibration.position_ids)
