@@ -88,6 +88,13 @@ def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
     return change(value)
 
 
+def tensors_of(kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """Every tensor in the arguments of a block."""
+    found: list[Tensor] = []
+    map_leaves(dict(kwargs), lambda leaf: found.append(leaf) if isinstance(leaf, Tensor) else None)
+    return found
+
+
 def interned(value: Any, kept: list[Tensor]) -> Any:
     """A tensor of ``kept`` that equals ``value`` in every respect, or ``value`` itself, which is then kept too."""
     if not isinstance(value, Tensor):

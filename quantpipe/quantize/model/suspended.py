@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from quantpipe.errors import DataError
+from quantpipe.quantize.model.block_kwargs import tensors_of
 from quantpipe.quantize.model.block_runs import Batch, run_block
 from quantpipe.quantize.model.watched_attention import watching_while
 
@@ -83,12 +84,13 @@ class _Run:
     def note(self, tensor: Tensor) -> None:
         self._noted.append(weakref.ref(tensor))
 
-    def alive_bytes(self) -> int:
-        """About what the run keeps: its input (for the residual stream), what linears read and gave out, its output."""
-        alive = [tensor for ref in self._noted if (tensor := ref()) is not None]
+    def alive(self) -> dict[int, int]:
+        """About what the run keeps: its input (for the residual stream) and what its block is called with, what linears
+        read and gave out, its output. Address of the memory -> bytes."""
+        tensors = [tensor for ref in self._noted if (tensor := ref()) is not None]
         if self.output_SLD is not None:
-            alive.append(self.output_SLD)
-        return sum({tensor.untyped_storage().data_ptr(): tensor.nbytes for tensor in alive}.values())
+            tensors.append(self.output_SLD)
+        return {tensor.untyped_storage().data_ptr(): tensor.nbytes for tensor in tensors}
 
     def _work(self, forward: Callable[[], Tensor]) -> None:
         self._may_run.acquire()
@@ -163,9 +165,15 @@ class SuspendedRuns:
         run = self._runs[number]
         if run.stopped_at == group:
             run.input_K, run.stopped_at = None, None
-        if sum(each.alive_bytes() for each in self._runs.values()) > self._max_bytes:
+        if self._alive_bytes() > self._max_bytes:
             self.drop(number)
         return_free_memory()
+
+    def _alive_bytes(self) -> int:
+        alive: dict[int, int] = {}  # what several runs share counts once
+        for run in self._runs.values():
+            alive |= run.alive()
+        return sum(alive.values())
 
     def drop(self, number: int) -> None:
         """End the pass of batch ``number``; if it is asked for again it begins anew."""
@@ -195,7 +203,8 @@ class SuspendedRuns:
 
     def _forward(self, number: int) -> Tensor:
         batch = self._batches[number]
-        self._runs[number].note(batch.hidden_SLD)
+        for tensor in (batch.hidden_SLD, *tensors_of(batch.kwargs)):
+            self._runs[number].note(tensor)
         with watching_while(self._is_first_time):
             return run_block(self._block, batch)
 
