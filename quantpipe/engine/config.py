@@ -13,8 +13,9 @@ class EngineConfig:
     ``backend`` names a row of ``quantpipe.backends.BACKENDS``. ``kv_dtype`` names a mode of ``KV_MODES``; None takes
     what the artifact's manifest asks for (``auto`` for an ordinary model folder). ``num_kv_blocks`` None sizes the pool
     so that ``max_num_seqs`` sequences of ``max_model_len`` fit, within ``kv_cache_bytes``. ``max_model_len`` None takes
-    the model's own limit, at most 4096. ``activation_divisor`` is the int8 activation rule: 127 as served, 127.5 to
-    compare with transformers.
+    the model's own limit, at most 4096. With ``prefix_cache`` the blocks of past prompts stay until their space is
+    needed, and a prompt that begins like one of them does not compute that part again. ``activation_divisor`` is the
+    int8 activation rule: 127 as served, 127.5 to compare with transformers.
     """
 
     backend: str = "cpu"
@@ -25,6 +26,7 @@ class EngineConfig:
     block_size: int = 16
     num_kv_blocks: int | None = None
     kv_cache_bytes: int = 1 << 30
+    prefix_cache: bool = True
     num_threads: int | None = None
     activation_divisor: float = 127.0
 

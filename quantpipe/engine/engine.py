@@ -22,6 +22,7 @@ from quantpipe.backends.protocol import Executor
 from quantpipe.engine.block_pool import BlockPool
 from quantpipe.engine.config import EngineConfig
 from quantpipe.engine.kv_cache import resolve_max_model_len, resolve_num_kv_blocks
+from quantpipe.engine.prefix_cache import PrefixCache, PrefixNamespace
 from quantpipe.engine.request import (
     FinishReason,
     PromptLogitsSink,
@@ -44,7 +45,11 @@ MAX_SCORED_BYTES = 200_000_000
 
 @dataclass(frozen=True)
 class EngineStats:
-    """Counters since the engine was opened, and what it holds now. Recomputed tokens are not counted again."""
+    """Counters since the engine was opened, and what it holds now. Recomputed tokens are not counted again.
+
+    ``used_blocks + cached_blocks + free_blocks == total_blocks``: cached ones are held by nobody but keep a prefix.
+    Of ``prefix_query_tokens``, those of all prompts looked up, ``prefix_hit_tokens`` were found and not computed.
+    """
 
     num_running: int
     num_waiting: int
@@ -55,12 +60,18 @@ class EngineStats:
     prompt_tokens: int
     generated_tokens: int
     steps: int
+    cached_blocks: int = 0
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    prefix_evictions: int = 0
 
 
 class Engine:
     """A loaded model that serves many requests at once. Use from one thread at a time."""
 
-    def __init__(self, executor: Executor, config: EngineConfig, kv_dtype: str = "auto") -> None:
+    def __init__(
+        self, executor: Executor, config: EngineConfig, kv_dtype: str = "auto", artifact_digest: str = ""
+    ) -> None:
         self.config = config
         self.description = executor.description
         self.kv_dtype = kv_dtype
@@ -70,12 +81,15 @@ class Engine:
         num_blocks = resolve_num_kv_blocks(config, self.max_model_len, bytes_per_block)
         self._runner = ModelRunner(executor, executor.allocate_kv_cache(num_blocks, config.block_size, kv_dtype))
         self._pool = BlockPool(num_blocks)
+        self._prefix_cache = PrefixCache(self._pool, config.block_size)
+        self._namespace = PrefixNamespace(kv_dtype=kv_dtype, artifact_digest=artifact_digest)
         self._scheduler = Scheduler(
             self._pool,
             config.block_size,
             config.max_num_seqs,
             config.max_num_batched_tokens,
             max_scored_rows=max(1, MAX_SCORED_BYTES // (4 * self.description.vocab_size)),
+            prefix_cache=self._prefix_cache if config.prefix_cache else None,
         )
         self._eos_token_ids = frozenset(self.description.eos_token_ids)
         self._unfinished: dict[str, Sequence] = {}
@@ -92,9 +106,10 @@ class Engine:
         config = config or EngineConfig()
         if config.backend not in BACKENDS:
             raise RecipeError(f"engine.backend: unknown '{config.backend}'{suggest(config.backend, BACKENDS)}")
-        kv_dtype = _kv_dtype_of(Artifact.open(folder)) if config.kv_dtype is None else config.kv_dtype
+        artifact = Artifact.open(folder)
+        kv_dtype = _kv_dtype_of(artifact) if config.kv_dtype is None else config.kv_dtype
         executor = BACKENDS[config.backend]().load(folder, config.activation_divisor, config.num_threads)
-        return cls(executor, config, kv_dtype)
+        return cls(executor, config, kv_dtype, artifact.quick_digest)
 
     @property
     def has_unfinished(self) -> bool:
@@ -107,6 +122,7 @@ class Engine:
         params: SamplingParams,
         request_id: str | None = None,
         prompt_logits_sink: PromptLogitsSink | None = None,
+        cache_salt: str = "",
     ) -> str:
         """Queue a request and return its id. RequestError, naming the parameter, where it could never be served."""
         if request_id is None:
@@ -117,10 +133,10 @@ class Engine:
             token_ids = tuple(map(operator.index, prompt_ids))
         except TypeError as error:
             raise RequestError(f"prompt: not a list of token ids ({error})", "prompt") from None
-        request = Request(request_id, token_ids, params, prompt_logits_sink)
+        request = Request(request_id, token_ids, params, prompt_logits_sink, cache_salt)
         check_request(request, self.description.vocab_size, self.max_model_len)
         seed = secrets.randbits(64) if params.seed is None else params.seed
-        seq = Sequence(request, list(token_ids), seed)
+        seq = Sequence(request, list(token_ids), seed, self._namespace._replace(salt=cache_salt))
         self._scheduler.add(seq)
         self._unfinished[request_id] = seq
         return request_id
@@ -154,7 +170,8 @@ class Engine:
         with torch.inference_mode():
             advanced = self._runner.run(step)
         self._count(step.advances)
-        self._scheduler.commit(step)
+        failed = [advance.seq for advance, got in zip(step.advances, advanced, strict=True) if got.error is not None]
+        self._scheduler.commit(step, failed)
         outputs = [self._update(advance.seq, got) for advance, got in zip(step.advances, advanced, strict=True)]
         flushed = self._flush([output for output in outputs if output is not None])
         self._raise_sink_failure(step.advances, advanced, flushed)
@@ -191,6 +208,10 @@ class Engine:
             prompt_tokens=self._num_prompt_tokens,
             generated_tokens=self._num_generated_tokens,
             steps=self._num_steps,
+            cached_blocks=self._pool.num_cached,
+            prefix_query_tokens=self._prefix_cache.num_query_tokens,
+            prefix_hit_tokens=self._prefix_cache.num_hit_tokens,
+            prefix_evictions=self._prefix_cache.num_evictions,
         )
 
     def _update(self, seq: Sequence, got: Advanced) -> StepOutput | None:

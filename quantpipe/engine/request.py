@@ -8,6 +8,7 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
+from quantpipe.engine.prefix_cache import PrefixNamespace
 from quantpipe.errors import RequestError
 
 # Called with the index of the first prompt position of a chunk and its float32 logits [rows, vocab]:
@@ -58,12 +59,16 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt and how to continue it."""
+    """One prompt and how to continue it.
+
+    Prompts share what was computed of a common prefix only under the same ``cache_salt``: a secret of each tenant.
+    """
 
     request_id: str
     prompt_ids: tuple[int, ...]
     params: SamplingParams
     prompt_logits_sink: PromptLogitsSink | None = None
+    cache_salt: str = ""
 
     @property
     def is_scored(self) -> bool:
@@ -118,12 +123,13 @@ class Sequence:
 
     ``num_computed_tokens`` counts tokens whose keys and values are in the cache: zero again after preemption.
     ``num_seen_tokens`` is the most it ever was: what was delivered for positions below it is not delivered again.
-    ``seed`` is the request's own, or one drawn for it.
+    ``seed`` is the request's own, or one drawn for it. ``namespace`` is where its blocks may be shared.
     """
 
     request: Request
     token_ids: list[int]
     seed: int = 0
+    namespace: PrefixNamespace = field(default_factory=PrefixNamespace)
     num_computed_tokens: int = 0
     num_seen_tokens: int = 0
     block_table: list[int] = field(default_factory=list)

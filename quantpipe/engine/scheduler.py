@@ -7,15 +7,18 @@ it decodes, a chunk where it reads a prompt or comes back from preemption.
    A long prompt therefore delays a decode by one step of at most the budget.
 2. Blocks are given oldest first. Where none is left, the youngest running sequence gives all of its back and will
    recompute them later. The oldest is never the victim while others run, so it always ends.
-3. Waiting sequences are admitted in the order of arrival, each with blocks for all of its tokens.
+3. Waiting sequences are admitted in the order of arrival, each with blocks for all of its tokens. What the prefix
+   cache knows of them, they need not read: a preempted sequence mostly finds its own blocks again.
 
 Running sequences are always older than waiting ones, and both lists are in the order of arrival.
 """
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from quantpipe.engine.block_pool import BlockPool
+from quantpipe.engine.prefix_cache import PrefixCache
 from quantpipe.engine.request import Sequence
 from quantpipe.errors import RequestError
 
@@ -65,7 +68,7 @@ class _Budget:
 
 
 class Scheduler:
-    """The queue of waiting sequences, the running ones, and the blocks they hold.
+    """The queue of waiting sequences, the running ones, and the blocks they hold. Without ``prefix_cache`` none share.
 
     ``max_scored_rows`` bounds the prompt positions per step whose logits are wanted, as each is a vocabulary wide.
     """
@@ -77,12 +80,14 @@ class Scheduler:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         max_scored_rows: int,
+        prefix_cache: PrefixCache | None = None,
     ) -> None:
         self.pool = pool
         self.block_size = block_size
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_scored_rows = max_scored_rows
+        self.prefix_cache = prefix_cache
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.num_preemptions = 0
@@ -127,11 +132,18 @@ class Scheduler:
             advances += self._admit(budget)
         return Step(tuple(advances))
 
-    def commit(self, step: Step) -> None:
-        """The step was computed: its keys and values are in the cache."""
+    def commit(self, step: Step, failed: Collection[Sequence] = ()) -> None:
+        """The step was computed: its keys and values are in the cache, to be shared but for those of ``failed``."""
         for advance in step.advances:
-            advance.seq.num_computed_tokens = advance.end
-            advance.seq.num_seen_tokens = max(advance.seq.num_seen_tokens, advance.end)
+            seq = advance.seq
+            seq.num_computed_tokens = advance.end
+            seq.num_seen_tokens = max(seq.num_seen_tokens, advance.end)
+            if self.prefix_cache is None:
+                continue
+            if seq in failed:
+                self.prefix_cache.forget(seq.block_table)
+            else:
+                self.prefix_cache.register(seq.block_table, seq.token_ids, advance.end, seq.namespace)
 
     def _share(self, budget: _Budget) -> dict[Sequence, int]:
         decoding = [seq for seq in self.running if seq.num_uncomputed_tokens == 1]
@@ -141,7 +153,7 @@ class Scheduler:
     def _grow(self, seq: Sequence) -> bool:
         """Give ``seq`` blocks for all of its tokens, preempting younger ones; False where it was itself preempted."""
         num_missing = self._num_blocks(seq.num_tokens) - len(seq.block_table)
-        while num_missing > self.pool.num_free:
+        while num_missing > self.pool.num_available:
             victim = self.running.pop()
             self._free(victim)
             self.waiting.appendleft(victim)
@@ -155,19 +167,36 @@ class Scheduler:
         advances = []
         while self.waiting and len(self.running) < self.max_num_seqs:
             seq = self.waiting[0]
+            hits = self._match(seq)
             # Whole blocks for all its tokens, and one left for each running sequence to grow into:
             # otherwise the next step would preempt what this one admits.
-            num_blocks = self._num_blocks(seq.num_tokens)
-            if num_blocks + len(self.running) > self.pool.num_free:
+            num_missing = self._num_blocks(seq.num_tokens) - len(hits)
+            num_unheld = sum(self.pool.num_references(block) == 0 for block in hits)
+            if num_missing + num_unheld + len(self.running) > self.pool.num_available:
                 break
+            seq.num_computed_tokens = len(hits) * self.block_size
             num_tokens = budget.take(seq)
             if num_tokens == 0:
+                seq.num_computed_tokens = 0
                 break
-            self.waiting.popleft()
-            self.running.append(seq)
-            seq.block_table += self.pool.allocate(num_blocks)
+            self._take_blocks(seq, hits, num_missing)
+            self.running.append(self.waiting.popleft())
             advances.append(_advance(seq, num_tokens))
         return advances
+
+    def _match(self, seq: Sequence) -> list[int]:
+        """The blocks that hold the beginning of ``seq`` already."""
+        if self.prefix_cache is None:
+            return []
+        # Logits of every prompt position are computed once; what was delivered of them may be found.
+        max_tokens = seq.num_seen_tokens if seq.request.is_scored else None
+        return self.prefix_cache.match(seq.token_ids, seq.namespace, max_tokens)
+
+    def _take_blocks(self, seq: Sequence, hits: list[int], num_new: int) -> None:
+        self.pool.share(hits)  # first, or they could be evicted for the new ones
+        seq.block_table += hits + self.pool.allocate(num_new)
+        if self.prefix_cache is not None and seq.num_seen_tokens == 0 and not seq.request.is_scored:
+            self.prefix_cache.record(seq.num_prompt_tokens, len(hits) * self.block_size)
 
     def _free(self, seq: Sequence) -> None:
         self.pool.release(seq.block_table)

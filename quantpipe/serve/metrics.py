@@ -29,7 +29,9 @@ class EngineCollector:
         yield gauge("quantpipe:num_requests_waiting", "Prompts in the queue", stats.num_waiting)
         yield gauge("quantpipe:kv_cache_usage_perc", "Fraction of KV blocks in use (1 = all)", used_frac)
         yield counter("quantpipe:num_preemptions", "Sequences set back to the queue", stats.num_preemptions)
-        yield counter("quantpipe:prompt_tokens", "Prompt tokens computed", stats.prompt_tokens)
+        yield counter("quantpipe:prompt_tokens", "Prompt tokens computed or found", stats.prompt_tokens)
+        yield counter("quantpipe:prefix_cache_queries", "Prompt tokens looked up", stats.prefix_query_tokens)
+        yield counter("quantpipe:prefix_cache_hits", "Prompt tokens found in the cache", stats.prefix_hit_tokens)
         yield counter("quantpipe:generation_tokens", "Tokens generated", stats.generated_tokens)
         yield counter("quantpipe:engine_steps", "Engine steps", stats.steps)
 
