@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quantpipe.calibration.definition import PythonStdlibSource
+from quantpipe.calibration.sources import PythonStdlibSource
 from quantpipe.calibration.python_stdlib import evenly_spaced, read_python_stdlib, split_at_blank_lines
 
 
