@@ -51,13 +51,14 @@ _ASSIGNED = re.compile(
     (?:=>|:=|==|=|:|是|为|改[成为]|重置为|换成|设[为成]|is(?![A-Za-z])|(?:changed|reset|set)[ ]to(?![A-Za-z])
         |(?<=[码碼令钥])|(?P<bare>[ ](?=[!-~]{0,20}[!@\#$%^&*])))
     [ \t]{0,3} (?:Bearer[ ]|Basic[ ])? [\"'`\\]{0,2}
-    (?P<value>(?:[!\#$%*+./0-9:=?@A-Z\[\]^_a-z{|}~-]|&(?![A-Za-z_]{1,24}=)){6,256})
+    (?P<value>(?:[!\#$%*+./0-9:=?@A-Z\[\]^_a-z{|}~-]|&(?![A-Za-z_]{1,24}=)){6,128})
     """,
     re.IGNORECASE | re.VERBOSE,
 )
-_MOST_CHARS = 256  # of a value that are looked at, so that names within values cost little
+_AFTER = ".:?]}"
+_MOST_CHARS = 128  # of a value that are looked at, so that names within values cost little
 _GOES_ON = re.compile(r"[A-Za-z0-9._~+/=-]*")
-_AUTHORIZATION = re.compile(r"[ ]{1,3}([A-Za-z0-9._~+/-]{16,256}={0,2})")
+_AUTHORIZATION = re.compile(r"[ ]{1,3}([A-Za-z0-9._~+/-]{16,128}={0,2})")
 
 
 def find_api_keys(scan: Scan) -> Iterator[Span]:
@@ -105,33 +106,32 @@ def _unfinished(text: str, begin: "re.Match[str]", limit: int) -> Span:
 def _assigned(scan: Scan) -> Iterator[Span]:
     lower = scan.lower
     for word in _NAMES:
-        if word not in lower:
-            continue
         done = 0
-        for place in scan.places(word, lower):
+        for place in scan.places(word, lower) if word in lower else ():
             match = _ASSIGNED.match(scan.text, place + len(word)) if place >= done else None
-            if match is None or not _is_name(lower, word, place):
-                continue
-            value = (match.group("value") + _rest(scan.text, match)).rstrip(".:?]}")
-            is_bare, is_password = match.group("bare") is not None, word in _PASSWORDS
-            if _is_call(scan.text, match.end()) or (is_bare and not is_password):
-                continue
-            if _looks_like_a_password(value, 3 if is_bare else 2) if is_password else looks_random(value):
-                start = match.start("value")
-                done = start + len(value)
-                yield Span(start, done, value)
+            if match and _is_name(lower, word, place) and _is_secret(scan.text, match, word in _PASSWORDS):
+                span = _whole_value(scan.text, match.start("value"), match.end("value"))
+                done = span.end
+                yield span
     for word in ("bearer", "basic"):
         for place in scan.places(word, lower) if word in lower else ():
             match = _AUTHORIZATION.match(scan.text, place + len(word))
             if match and looks_random(match.group(1)):
-                value = match.group(1) + _rest(scan.text, match)
-                yield Span(match.start(1), match.start(1) + len(value), value)
+                yield _whole_value(scan.text, match.start(1), match.end(1))
 
 
-def _rest(text: str, match: "re.Match[str]") -> str:
-    """What goes on after a value that was cut at its most characters."""
-    rest = _GOES_ON.match(text, match.end()) if match.end() - match.start() >= _MOST_CHARS else None
-    return rest.group() if rest else ""
+def _is_secret(text: str, match: "re.Match[str]", is_password: bool) -> bool:
+    value, is_bare = match.group("value").rstrip(_AFTER), match.group("bare") is not None
+    if _is_call(text, match.end()):
+        return False
+    return _looks_like_a_password(value, 3 if is_bare else 2) if is_password else looks_random(value) and not is_bare
+
+
+def _whole_value(text: str, start: int, end: int) -> Span:
+    """The value without the sign that ends a sentence; or with what goes on after its most characters."""
+    rest = _GOES_ON.match(text, end) if end - start == _MOST_CHARS else None
+    value = text[start : rest.end()] if rest else text[start:end].rstrip(_AFTER)
+    return Span(start, start + len(value), value)
 
 
 def _is_name(lower: str, word: str, place: int) -> bool:

@@ -15,6 +15,7 @@ _NAMES = (
     "x-amz-security-token|x-goog-signature|ossaccesskeyid|auth|code|key"
 )
 _PARAMETER = re.compile(rf"[?&#;](?:amp;)?({_NAMES})=([!$%*+,./0-9:;=?@A-Z\[\]^_a-z{{|}}~-]+)", re.IGNORECASE)
+_OPENS_A_PLACEHOLDER = "<{$[*"
 _WEAK_NAMES = frozenset({"key", "code", "auth", "sid", "sign", "ticket", "pass"})
 
 
@@ -24,7 +25,7 @@ def find_url_credentials(scan: Scan) -> Iterator[Span]:
     if "//" in text or "sip:" in text:
         for match in _USER.finditer(text):
             password = match.group(1).partition(":")[2]
-            if not is_placeholder(password) or set(password) == {"*"}:
+            if password[0] not in _OPENS_A_PLACEHOLDER:
                 yield Span(match.start(1), match.end(1), match.group(1))
     if "=" in text and ("?" in text or "&" in text or "#" in text):
         for match in _PARAMETER.finditer(text):
