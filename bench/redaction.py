@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from quantpipe.calibration.redaction import RULE_NAMES, RULES, RULES_VERSION, RedactSection, Redactor
+from quantpipe.calibration.redaction import RULE_NAMES, RULES, RULES_VERSION, Redactor, RedactSection
 from quantpipe.calibration.redaction.scan import Scan
 
 LABELLED = Path(__file__).resolve().parent.parent / "tests/calibration/redaction/labelled.jsonl"
