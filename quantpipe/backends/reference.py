@@ -4,7 +4,8 @@ Every other backend is tested against this one. Quantized weights are decoded at
 exactly over integers.
 
 Shapes: T tokens over all sequences, t tokens of one sequence, C its context, R rows whose logits are wanted,
-N out_features, K in_features, H query heads, J KV heads, D head_dim, P D / 2.
+N out_features, K in_features, H hidden_size (in heads: query heads), J KV heads, D head_dim, P pairs of dimensions
+that rope turns.
 """
 
 import itertools
@@ -14,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from quantpipe.backends.activations import ACTIVATIONS
 from quantpipe.backends.protocol import BatchInput, KVCache
 from quantpipe.backends.reference_kv_cache import ReferenceKVCache
 from quantpipe.formats.artifact import Artifact
@@ -21,21 +23,31 @@ from quantpipe.formats.kv_mode import KV_MODES
 from quantpipe.formats.kv_scales import read_kv_scales
 from quantpipe.formats.layout import quantize_activations
 from quantpipe.models import describe
-from quantpipe.models.description import AttentionSpec, DecoderDescription, LayerDescription, LinearSpec, NormSpec
+from quantpipe.models.description import (
+    AttentionSpec,
+    DecoderDescription,
+    LayerDescription,
+    LinearSpec,
+    NormSpec,
+    RopeSpec,
+)
 from quantpipe.models.weights import LinearWeights, check_tensors, load_embedding, load_linear, load_norm, num_bytes
 
 
 @dataclass(frozen=True)
 class ReferenceExecutor:
-    """A loaded model. ``linears`` and ``norms`` are keyed by module name."""
+    """A loaded model. Linears that share a stored tensor have weights of their own here."""
 
     folder: Path
     description: DecoderDescription
     embedding_VH: Tensor
-    linears: dict[str, LinearWeights]
-    norms: dict[str, Tensor]
+    linears: dict[LinearSpec, LinearWeights]
+    norms: dict[NormSpec, Tensor]
     activation_divisor: float
-    notes: tuple[str, ...] = ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return self.description.notes
 
     @property
     def weight_bytes(self) -> int:
@@ -57,16 +69,15 @@ class ReferenceExecutor:
         """Write this step's keys and values, and return float32 logits [R, V]."""
         if not isinstance(kv_cache, ReferenceKVCache):
             raise TypeError(f"the reference backend was given a {type(kv_cache).__name__}")
-        x_TH = self.embedding_VH[batch.token_ids_T].float()
-        angles_TP = batch.positions_T.float().unsqueeze(-1) * torch.tensor(self.description.rope.inverse_frequencies)
+        x_TH = self.embedding_VH[batch.token_ids_T].float() * self.description.embedding_scale
         for index, layer in enumerate(self.description.layers):
-            x_TH = x_TH + self._attention(index, x_TH, angles_TP, batch, kv_cache)
-            x_TH = x_TH + self._mlp(layer, x_TH)
+            x_TH = x_TH + self._norm(layer.post_attention_norm, self._attention(index, x_TH, batch, kv_cache))
+            x_TH = x_TH + self._norm(layer.post_mlp_norm, self._mlp(layer, x_TH))
         return self.linear(self.description.lm_head, self._norm(self.description.final_norm, x_TH[batch.logit_rows_R]))
 
     def linear(self, spec: LinearSpec, x_TK: Tensor) -> Tensor:
         """x @ weight.T + bias [T, N]; with 8-bit activations the sum over K is one of integers, exact in float64."""
-        weights = self.linears[spec.name]
+        weights = self.linears[spec]
         if weights.scheme is None or weights.scheme.activation_bits is None or weights.scale_NG is None:
             y_TN = x_TK @ weights.dequantized().T
         else:
@@ -75,23 +86,26 @@ class ReferenceExecutor:
             y_TN = sums_TN * weights.scale_NG.float().T * scale_T1
         return y_TN if weights.bias_N is None else y_TN + weights.bias_N
 
-    def _norm(self, spec: NormSpec, x_TH: Tensor) -> Tensor:
-        return x_TH * torch.rsqrt(x_TH.square().mean(-1, keepdim=True) + spec.eps) * self.norms[spec.name]
+    def _norm(self, spec: NormSpec | None, x: Tensor) -> Tensor:
+        if spec is None:
+            return x
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + spec.eps) * self.norms[spec]
 
     def _mlp(self, layer: LayerDescription, x_TH: Tensor) -> Tensor:
         normed_TH = self._norm(layer.mlp_norm, x_TH)
         gate_TK, up_TK = self.linear(layer.mlp.gate, normed_TH), self.linear(layer.mlp.up, normed_TH)
-        return self.linear(layer.mlp.down, torch.nn.functional.silu(gate_TK) * up_TK)
+        return self.linear(layer.mlp.down, ACTIVATIONS[layer.mlp.activation](gate_TK) * up_TK)
 
-    def _attention(
-        self, index: int, x_TH: Tensor, angles_TP: Tensor, batch: BatchInput, kv: ReferenceKVCache
-    ) -> Tensor:
+    def _attention(self, index: int, x_TH: Tensor, batch: BatchInput, kv: ReferenceKVCache) -> Tensor:
         layer = self.description.layers[index]
         spec = layer.attention
         normed_TH = self._norm(layer.attention_norm, x_TH)
-        query_THD = rotate(self.linear(spec.query, normed_TH).view(-1, spec.num_heads, spec.head_dim), angles_TP)
-        key_TJD = rotate(self.linear(spec.key, normed_TH).view(-1, spec.num_kv_heads, spec.head_dim), angles_TP)
-        value_TJD = self.linear(spec.value, normed_TH).view(-1, spec.num_kv_heads, spec.head_dim)
+        query_THD, key_TJD, value_TJD = (
+            self.linear(linear, normed_TH).view(len(normed_TH), -1, spec.head_dim)
+            for linear in (spec.query, spec.key, spec.value)
+        )
+        query_THD = rotate(self._norm(spec.query_norm, query_THD), spec.rope, batch.positions_T)
+        key_TJD = rotate(self._norm(spec.key_norm, key_TJD), spec.rope, batch.positions_T)
         kv.keys[index].write(key_TJD, batch.slot_mapping_T)
         kv.values[index].write(value_TJD, batch.slot_mapping_T)
         attended = []
@@ -103,22 +117,29 @@ class ReferenceExecutor:
         return self.linear(spec.output, torch.cat(attended).flatten(1))
 
 
-def rotate(x_THD: Tensor, angles_TP: Tensor) -> Tensor:
-    """Turn each pair of dimensions (i, i + D / 2) by its angle."""
-    cos_T1P, sin_T1P = angles_TP.cos().unsqueeze(1), angles_TP.sin().unsqueeze(1)
-    first_THP, second_THP = x_THD.chunk(2, dim=-1)
-    return torch.cat((first_THP * cos_T1P - second_THP * sin_T1P, second_THP * cos_T1P + first_THP * sin_T1P), dim=-1)
+def rotate(x_THD: Tensor, rope: RopeSpec, positions_T: Tensor) -> Tensor:
+    """Turn and stretch each pair of dimensions (i, i + P); dimensions from 2P on stay."""
+    angles_T1P = positions_T.float().view(-1, 1, 1) * torch.tensor(rope.inverse_frequencies)
+    cos_T1P, sin_T1P = angles_T1P.cos() * rope.attention_scale, angles_T1P.sin() * rope.attention_scale
+    num_pairs = len(rope.inverse_frequencies)
+    first_THP, second_THP, rest = x_THD.tensor_split((num_pairs, 2 * num_pairs), dim=-1)
+    turned = (first_THP * cos_T1P - second_THP * sin_T1P, second_THP * cos_T1P + first_THP * sin_T1P)
+    return torch.cat((*turned, rest), dim=-1)
 
 
 def attend(spec: AttentionSpec, query_tHD: Tensor, keys_CJD: Tensor, values_CJD: Tensor) -> Tensor:
-    """Softmax attention [t, H, D] of a sequence's last t tokens over its context; token i sees C - t + i + 1 tokens."""
+    """Softmax attention [t, H, D] of a sequence's last t tokens over its context: each sees itself and what was before
+    it, as far as the window goes."""
     num_queries, context_len = query_tHD.shape[0], keys_CJD.shape[0]
     heads_per_kv = spec.num_heads // spec.num_kv_heads
     keys_HCD = keys_CJD.transpose(0, 1).repeat_interleave(heads_per_kv, dim=0)
     values_HCD = values_CJD.transpose(0, 1).repeat_interleave(heads_per_kv, dim=0)
     scores_HtC = query_tHD.transpose(0, 1) @ keys_HCD.transpose(1, 2) * spec.softmax_scale
-    is_future_tC = torch.ones(num_queries, context_len, dtype=torch.bool).triu(context_len - num_queries + 1)
-    return (scores_HtC.masked_fill(is_future_tC, -torch.inf).softmax(-1) @ values_HCD).transpose(0, 1)
+    positions_t1, positions_C = torch.arange(context_len - num_queries, context_len)[:, None], torch.arange(context_len)
+    is_hidden_tC = positions_C > positions_t1
+    if spec.window is not None:
+        is_hidden_tC |= positions_C <= positions_t1 - spec.window
+    return (scores_HtC.masked_fill(is_hidden_tC, -torch.inf).softmax(-1) @ values_HCD).transpose(0, 1)
 
 
 class ReferenceBackend:
@@ -134,13 +155,13 @@ class ReferenceBackend:
         description = describe(artifact)
         check_tensors(description, artifact)
         embedding_VH = load_embedding(description, artifact).float()
-        linears: dict[str, LinearWeights] = {}
+        linears: dict[LinearSpec, LinearWeights] = {}
         for spec in description.linears():
             if spec is description.lm_head and description.is_head_tied:
-                linears[spec.name] = LinearWeights(embedding_VH, None, None, None)
+                linears[spec] = LinearWeights(embedding_VH, None, None, None)
             else:
-                linears[spec.name] = _decode_once(load_linear(artifact, spec))
-        norms = {spec.name: load_norm(artifact, spec) for spec in description.norms()}
+                linears[spec] = _decode_once(load_linear(artifact, spec))
+        norms = {spec: load_norm(artifact, spec) for spec in description.norms()}
         return ReferenceExecutor(folder, description, embedding_VH, linears, norms, activation_divisor)
 
 

@@ -5,13 +5,20 @@ from collections.abc import Callable
 from quantpipe.errors import ArtifactError, suggest
 from quantpipe.formats.artifact import Artifact
 from quantpipe.models.description import DecoderDescription
+from quantpipe.models.gemma3 import describe_gemma3
 from quantpipe.models.llama import describe_llama
+from quantpipe.models.mistral import describe_mistral
+from quantpipe.models.phi3 import describe_phi3
 from quantpipe.models.qwen2 import describe_qwen2
+from quantpipe.models.qwen3 import describe_qwen3
 
 FAMILIES: dict[str, Callable[[Artifact], DecoderDescription]] = {
     "llama": describe_llama,
-    "mistral": describe_llama,
+    "mistral": describe_mistral,
     "qwen2": describe_qwen2,
+    "qwen3": describe_qwen3,
+    "gemma3_text": describe_gemma3,
+    "phi3": describe_phi3,
 }
 
 

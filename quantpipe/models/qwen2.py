@@ -1,28 +1,35 @@
-"""The Qwen2 family, Qwen2 and Qwen2.5, without a sliding window: Llama with biases on queries, keys and values."""
+"""The Qwen2 family, Qwen2 and Qwen2.5: Llama with biases on queries, keys and values; some layers may have a window."""
 
 from quantpipe.formats.artifact import Artifact
-from quantpipe.models.config_fields import required_int
+from quantpipe.models.config_fields import optional_int, required_int
+from quantpipe.models.decoder import Biases, DecoderForm, default_head_dim, describe_decoder, every_layer
 from quantpipe.models.description import DecoderDescription
-from quantpipe.models.llama import Biases, describe_decoder
+from quantpipe.models.rope import rope_parameters, rope_spec
+from quantpipe.models.windows import FULL, SLIDING, layer_types, windows_of
 
 # What transformers assumes where a config.json leaves these out.
 DEFAULT_WINDOW = 4096
 DEFAULT_MAX_WINDOW_LAYERS = 28
-SLIDING = "sliding_attention"
 
 
 def describe_qwen2(artifact: Artifact) -> DecoderDescription:
     """The decoder that config.json declares. ArtifactError where a field asks for what this runtime does not do."""
-    return describe_decoder(artifact, Biases(query_key_value=True, output=False, mlp=False), _window(artifact))
+    head_dim = default_head_dim(artifact)
+    form = DecoderForm(
+        head_dim=head_dim,
+        ropes=every_layer(artifact, rope_spec(artifact, rope_parameters(artifact.config), head_dim)),
+        windows=qwen_windows(artifact),
+        biases=Biases(query_key_value=True),
+        activation=artifact.config.get("hidden_act", "silu"),
+    )
+    return describe_decoder(artifact, form)
 
 
-def _window(artifact: Artifact) -> int | None:
-    """The sliding window, if any layer has one: those from ``max_window_layers`` on, or as ``layer_types`` says."""
-    config = artifact.config
+def qwen_windows(artifact: Artifact) -> tuple[int | None, ...]:
+    """Those of the layers from ``max_window_layers`` on, or as ``layer_types`` says, if windows are used at all."""
+    config, num_layers = artifact.config, required_int(artifact, "num_hidden_layers")
     if not config.get("use_sliding_window", False):
-        return None
-    num_layers = required_int(artifact, "num_hidden_layers")
+        return (None,) * num_layers
     num_full = config.get("max_window_layers", DEFAULT_MAX_WINDOW_LAYERS)
-    layer_types = config.get("layer_types") or [SLIDING] * max(0, num_layers - num_full)
-    window: int | None = config.get("sliding_window", DEFAULT_WINDOW)
-    return window if SLIDING in layer_types else None
+    kinds = layer_types(artifact, [SLIDING if index >= num_full else FULL for index in range(num_layers)])
+    return windows_of(artifact, kinds, optional_int(artifact, "sliding_window", DEFAULT_WINDOW))

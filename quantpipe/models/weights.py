@@ -58,25 +58,31 @@ def check_tensors(description: DecoderDescription, artifact: Artifact) -> None:
 
 
 def load_linear(artifact: Artifact, spec: LinearSpec) -> LinearWeights:
-    """The weight of one linear, unpacked to int8 where quantized."""
-    bias_N = artifact.tensor(f"{spec.name}.bias").float() if spec.has_bias else None
+    """The weight of one linear, its own rows where the tensor holds those of several; int8 where quantized."""
+
+    def rows_of(suffix: str) -> Tensor:
+        stored = artifact.tensor(f"{spec.name}.{suffix}")
+        return stored if spec.rows is None else stored[slice(*spec.rows)].clone()
+
+    bias_N = rows_of("bias").float() if spec.has_bias else None
     if spec.scheme is None:
-        return LinearWeights(artifact.tensor(f"{spec.name}.weight"), None, bias_N, None)
-    scale_NG = artifact.tensor(f"{spec.name}.weight_scale")
+        return LinearWeights(rows_of("weight"), None, bias_N, None)
     if spec.scheme.is_packed:
-        q_NK = unpack(artifact.tensor(f"{spec.name}.weight_packed"), spec.scheme.bits, spec.in_features)
+        q_NK = unpack(rows_of("weight_packed"), spec.scheme.bits, spec.in_features)
     else:
-        q_NK = artifact.tensor(f"{spec.name}.weight")
+        q_NK = rows_of("weight")
     zero_NG = None
     if not spec.scheme.symmetric:
-        # Packed along the output features, unlike the weights.
-        zero_NG = unpack(artifact.tensor(f"{spec.name}.weight_zero_point").T, spec.scheme.bits, spec.out_features).T
-    return LinearWeights(q_NK, scale_NG, bias_N, spec.scheme, zero_NG)
+        # Packed along the output features, unlike the weights: several linears may share a word.
+        first, end = spec.rows or (0, spec.out_features)
+        zero_NG = unpack(artifact.tensor(f"{spec.name}.weight_zero_point").T, spec.scheme.bits, end).T[first:]
+    return LinearWeights(q_NK, rows_of("weight_scale"), bias_N, spec.scheme, zero_NG)
 
 
 def load_norm(artifact: Artifact, spec: NormSpec) -> Tensor:
-    """The weight of a norm, float32 [H]."""
-    return artifact.tensor(f"{spec.name}.weight").float()
+    """What a norm multiplies by, float32."""
+    weight = artifact.tensor(f"{spec.name}.weight").float()
+    return weight + spec.offset if spec.offset else weight
 
 
 def load_embedding(description: DecoderDescription, artifact: Artifact) -> Tensor:
@@ -87,31 +93,40 @@ def load_embedding(description: DecoderDescription, artifact: Artifact) -> Tenso
 def _expected_shapes(description: DecoderDescription, artifact: Artifact) -> dict[str, tuple[int, ...]]:
     hidden_size = description.hidden_size
     expected: dict[str, tuple[int, ...]] = {description.embedding_name: (description.vocab_size, hidden_size)}
-    expected |= {f"{norm.name}.weight": (hidden_size,) for norm in description.norms()}
+    expected |= {f"{norm.name}.weight": (norm.size,) for norm in description.norms()}
+    num_rows = _num_stored_rows(description)
     for spec in description.linears():
         if spec is description.lm_head and description.is_head_tied:
             continue
-        shape = (spec.out_features, spec.in_features)
+        shape = (num_rows[spec.name], spec.in_features)
         if spec.scheme is None:
             expected[f"{spec.name}.weight"] = shape
         else:
             stored = spec.scheme.tensors(*shape, scale_dtype="")
             expected |= {f"{spec.name}.{suffix}": tensor.shape for suffix, tensor in stored.items()}
-            _check_declared_shape(artifact, spec)
+            _check_declared_shape(artifact, spec, shape)
         if spec.has_bias:
-            expected[f"{spec.name}.bias"] = (spec.out_features,)
+            expected[f"{spec.name}.bias"] = shape[:1]
     return expected
 
 
-def _check_declared_shape(artifact: Artifact, spec: LinearSpec) -> None:
+def _num_stored_rows(description: DecoderDescription) -> dict[str, int]:
+    """Output features of each stored tensor: where linears share one, the last of them ends it."""
+    num_rows: dict[str, int] = {}
+    for spec in description.linears():
+        end = spec.out_features if spec.rows is None else spec.rows[1]
+        num_rows[spec.name] = max(end, num_rows.get(spec.name, 0))
+    return num_rows
+
+
+def _check_declared_shape(artifact: Artifact, spec: LinearSpec, shape: tuple[int, int]) -> None:
     """Packed words pad the last one, so the declared shape is compared as well as the stored one."""
     if spec.scheme is None or not spec.scheme.is_packed:
         return
     declared = artifact.tensor(f"{spec.name}.weight_shape").tolist()
-    if declared != [spec.out_features, spec.in_features]:
+    if declared != list(shape):
         raise ArtifactError(
-            f"{artifact.folder}: {spec.name}.weight_shape is {declared}; config.json asks for "
-            f"{[spec.out_features, spec.in_features]}"
+            f"{artifact.folder}: {spec.name}.weight_shape is {declared}; config.json asks for {list(shape)}"
         )
 
 

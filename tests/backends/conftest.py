@@ -26,6 +26,7 @@ TINY: dict[str, Any] = {
     "max_position_embeddings": 256,
     "initializer_range": 0.1,
     "sliding_window": None,
+    "pad_token_id": 0,
 }
 # (token_ids, number of tokens already in the cache, blocks)
 Part = tuple[Sequence[int], int, Sequence[int]]

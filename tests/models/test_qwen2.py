@@ -40,12 +40,21 @@ def test_only_queries_keys_and_values_have_biases(tiny_model: MakeModel) -> None
     ],
 )
 def test_a_window_that_no_layer_has_is_no_obstacle(tiny_model: MakeModel, tmp_path: Path, edits: Any) -> None:
-    assert description_with(tiny_model("qwen2"), tmp_path / "copy", **edits).num_layers == 2
+    described = description_with(tiny_model("qwen2"), tmp_path / "copy", **edits)
+    assert [layer.attention.window for layer in described.layers] == [None, None]
 
 
 @pytest.mark.parametrize(
     "edits", [{"max_window_layers": 1, "layer_types": None}, {"layer_types": ["full_attention", "sliding_attention"]}]
 )
-def test_a_window_that_a_layer_has_is_refused(tiny_model: MakeModel, tmp_path: Path, edits: Any) -> None:
-    with pytest.raises(ArtifactError, match="sliding_window 8 is not supported"):
-        description_with(tiny_model("qwen2"), tmp_path / "copy", use_sliding_window=True, sliding_window=8, **edits)
+def test_only_the_layers_that_have_a_window_get_it(tiny_model: MakeModel, tmp_path: Path, edits: Any) -> None:
+    described = description_with(
+        tiny_model("qwen2"), tmp_path / "copy", use_sliding_window=True, sliding_window=8, **edits
+    )
+    assert [layer.attention.window for layer in described.layers] == [None, 8]
+
+
+def test_a_sliding_layer_without_a_window_is_refused(tiny_model: MakeModel, tmp_path: Path) -> None:
+    edits: dict[str, Any] = {"layer_types": ["sliding_attention"] * 2, "sliding_window": None}
+    with pytest.raises(ArtifactError, match="layer_types has sliding_attention, yet sliding_window is null"):
+        description_with(tiny_model("qwen2"), tmp_path / "copy", use_sliding_window=True, **edits)

@@ -36,13 +36,14 @@ class AttentionGroup:
     is_causal: bool
 
 
-def plan_groups(batch: BatchInput, kv: CpuKVCache) -> list[AttentionGroup]:
-    """Divide a step into groups; done once per step, used by every layer."""
+def plan_groups(batch: BatchInput, kv: CpuKVCache, window: int | None = None) -> list[AttentionGroup]:
+    """Divide a step into groups; done once per step, used by every layer that looks back over this ``window``."""
     starts = [0]
     for query_len in batch.query_lens:
         starts.append(starts[-1] + query_len)
     members = [[s] for s in range(len(batch.query_lens))] if kv.has_nonfinite else _alike(batch, kv.block_size)
-    return [_plan_group(batch, kv.block_size, group, starts, is_whole=len(members) == 1) for group in members]
+    is_whole = len(members) == 1
+    return [_plan_group(batch, kv.block_size, group, starts, is_whole, window) for group in members]
 
 
 def attend(spec: AttentionSpec, groups: list[AttentionGroup], layer: int, query_THD: Tensor, kv: CpuKVCache) -> Tensor:
@@ -88,21 +89,22 @@ def _alike(batch: BatchInput, block_size: int) -> list[list[int]]:
 
 
 def _plan_group(
-    batch: BatchInput, block_size: int, members: Sequence[int], starts: list[int], is_whole: bool
+    batch: BatchInput, block_size: int, members: Sequence[int], starts: list[int], is_whole: bool, window: int | None
 ) -> AttentionGroup:
     query_len = batch.query_lens[members[0]]
     contexts = [batch.context_lens[s] for s in members]
     context_len = max(contexts)
     rows = torch.cat([torch.arange(starts[s], starts[s + 1]) for s in members]) if not is_whole else None
-    is_causal = query_len > 1 and min(contexts) == query_len == context_len
-    needs_mask = not is_causal and (query_len > 1 or min(contexts) < context_len)
+    is_windowed = window is not None and window < context_len
+    is_causal = query_len > 1 and min(contexts) == query_len == context_len and not is_windowed
+    needs_mask = not is_causal and (query_len > 1 or min(contexts) < context_len or is_windowed)
     return AttentionGroup(
         rows_Sn=rows,
         block_ids=_block_ids(batch.block_table_SB[list(members)], contexts, block_size),
         num_sequences=len(members),
         query_len=query_len,
         context_len=context_len,
-        mask_S1nC=_mask(contexts, query_len, context_len) if needs_mask else None,
+        mask_S1nC=_mask(contexts, query_len, context_len, window) if needs_mask else None,
         is_causal=is_causal,
     )
 
@@ -114,8 +116,12 @@ def _block_ids(block_table_SB: Tensor, contexts: list[int], block_size: int) -> 
     return block_table_SB.gather(1, wanted_SB).flatten()
 
 
-def _mask(contexts: list[int], query_len: int, context_len: int) -> Tensor:
-    """-inf where a token may not look: new token i of a sequence sees its first context - n + i + 1 tokens."""
-    first_hidden_Sn = torch.tensor(contexts).unsqueeze(1) - query_len + 1 + torch.arange(query_len)
-    is_hidden_SnC = torch.arange(context_len) >= first_hidden_Sn.unsqueeze(-1)
+def _mask(contexts: list[int], query_len: int, context_len: int, window: int | None) -> Tensor:
+    """-inf where a token may not look: new token i of a sequence sees its first context - n + i + 1 tokens, and of
+    those the last ``window``."""
+    first_hidden_Sn1 = (torch.tensor(contexts).unsqueeze(1) - query_len + 1 + torch.arange(query_len)).unsqueeze(-1)
+    positions_C = torch.arange(context_len)
+    is_hidden_SnC = positions_C >= first_hidden_Sn1
+    if window is not None:
+        is_hidden_SnC |= positions_C < first_hidden_Sn1 - window
     return torch.zeros(is_hidden_SnC.shape).masked_fill_(is_hidden_SnC, -torch.inf).unsqueeze(1)

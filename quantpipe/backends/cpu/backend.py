@@ -29,7 +29,11 @@ class CpuBackend:
         embedding_VH = load_embedding(description, artifact)
         if description.is_head_tied:
             embedding_VH = embedding_VH.float()
-        layers = tuple(_load_layer(artifact, layer, builder) for layer in description.layers)
+        kinds = tuple(dict.fromkeys((layer.attention.rope, layer.attention.window) for layer in description.layers))
+        layers = tuple(
+            _load_layer(artifact, layer, kinds.index((layer.attention.rope, layer.attention.window)), builder)
+            for layer in description.layers
+        )
         lm_head = (
             DenseLinear(embedding_VH)
             if description.is_head_tied
@@ -39,25 +43,35 @@ class CpuBackend:
             folder=folder,
             description=description,
             embedding_VH=embedding_VH,
+            kinds=kinds,
             layers=layers,
             final_norm=_load_norm(artifact, description.final_norm),
             lm_head=lm_head,
             weight_bytes=_weight_bytes(description, embedding_VH, layers, lm_head.weight_bytes),
-            notes=builder.notes,
+            notes=(*description.notes, *builder.notes),
         )
 
 
-def _load_layer(artifact: Artifact, layer: LayerDescription, builder: LinearBuilder) -> CpuLayer:
+def _load_layer(artifact: Artifact, layer: LayerDescription, kind: int, builder: LinearBuilder) -> CpuLayer:
     attention, mlp = layer.attention, layer.mlp
+
+    def norm(spec: NormSpec | None) -> CpuNorm | None:
+        return None if spec is None else _load_norm(artifact, spec)
+
     return CpuLayer(
+        kind=kind,
         attention_norm=_load_norm(artifact, layer.attention_norm),
         query_key_value=builder.build(
             [load_linear(artifact, spec) for spec in (attention.query, attention.key, attention.value)]
         ),
+        query_norm=norm(attention.query_norm),
+        key_norm=norm(attention.key_norm),
         output=builder.build([load_linear(artifact, attention.output)]),
+        post_attention_norm=norm(layer.post_attention_norm),
         mlp_norm=_load_norm(artifact, layer.mlp_norm),
         gate_up=builder.build([load_linear(artifact, spec) for spec in (mlp.gate, mlp.up)]),
         down=builder.build([load_linear(artifact, mlp.down)]),
+        post_mlp_norm=norm(layer.post_mlp_norm),
     )
 
 
@@ -74,6 +88,6 @@ def _weight_bytes(
         for layer in layers
         for linear in (layer.query_key_value, layer.output, layer.gate_up, layer.down)
     )
-    norms = 4 * description.hidden_size * len(description.norms())
+    norms = sum(4 * norm.size for norm in description.norms())
     embedding = 0 if description.is_head_tied else num_bytes([embedding_VH])
     return inner + norms + head_bytes + embedding

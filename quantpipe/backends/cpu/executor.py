@@ -10,64 +10,56 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from quantpipe.backends.activations import ACTIVATIONS
 from quantpipe.backends.cpu.attention import attend, plan_groups
 from quantpipe.backends.cpu.kernel_check import CpuLinear
 from quantpipe.backends.cpu.kv_cache import CpuKVCache
+from quantpipe.backends.cpu.rotation import Rotation
 from quantpipe.backends.protocol import BatchInput, KVCache
 from quantpipe.formats.kv_mode import KV_MODES
 from quantpipe.formats.kv_scales import read_kv_scales
-from quantpipe.models.description import AttentionSpec, DecoderDescription, RopeSpec
+from quantpipe.models.description import DecoderDescription, RopeSpec
 
 
 @dataclass(frozen=True)
 class CpuNorm:
-    """RMS norm."""
+    """RMS norm over the last dimension."""
 
-    weight_H: Tensor
+    weight: Tensor
     eps: float
 
-    def __call__(self, x_TH: Tensor) -> Tensor:
-        return torch.nn.functional.rms_norm(x_TH, self.weight_H.shape, self.weight_H, self.eps)
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
 @dataclass(frozen=True)
 class CpuLayer:
-    """One layer, its query, key and value linears joined into one, and its gate and up linears as well."""
+    """One layer, its query, key and value linears joined into one, and its gate and up linears as well.
 
+    ``kind`` is the number of its attention kind in ``CpuExecutor.kinds``.
+    """
+
+    kind: int
     attention_norm: CpuNorm
     query_key_value: CpuLinear
+    query_norm: CpuNorm | None
+    key_norm: CpuNorm | None
     output: CpuLinear
+    post_attention_norm: CpuNorm | None
     mlp_norm: CpuNorm
     gate_up: CpuLinear
     down: CpuLinear
-
-
-@dataclass(frozen=True)
-class Rotation:
-    """This step's rope angles: x * cos + (x, its halves swapped) * sin, the sign of the first half in ``sin_T1D``."""
-
-    cos_T1D: Tensor
-    sin_T1D: Tensor
-
-    @classmethod
-    def of(cls, rope: RopeSpec, positions_T: Tensor) -> "Rotation":
-        angles_TP = positions_T.float().unsqueeze(-1) * torch.tensor(rope.inverse_frequencies)
-        cos_TP, sin_TP = angles_TP.cos(), angles_TP.sin()
-        return cls(torch.cat((cos_TP, cos_TP), -1).unsqueeze(1), torch.cat((-sin_TP, sin_TP), -1).unsqueeze(1))
-
-    def apply_(self, x_THD: Tensor) -> None:
-        """Rotate in place."""
-        swapped_THD = x_THD.roll(x_THD.shape[-1] // 2, -1)
-        x_THD.mul_(self.cos_T1D).addcmul_(swapped_THD, self.sin_T1D)
+    post_mlp_norm: CpuNorm | None
 
 
 @dataclass(frozen=True)
 class CpuExecutor:
-    """A loaded model."""
+    """A loaded model. ``kinds``: the ropes and windows of its layers, each pair once."""
 
     folder: Path
     description: DecoderDescription
     embedding_VH: Tensor
+    kinds: tuple[tuple[RopeSpec, int | None], ...]
     layers: tuple[CpuLayer, ...]
     final_norm: CpuNorm
     lm_head: CpuLinear
@@ -97,23 +89,37 @@ class CpuExecutor:
 
     @torch.inference_mode()  # cheaper per call than no_grad; logits are made outside, so that callers may change them
     def _run_layers(self, batch: BatchInput, kv_cache: CpuKVCache) -> Tensor:
-        groups = plan_groups(batch, kv_cache)
-        rotation = Rotation.of(self.description.rope, batch.positions_T)
         x_TH = self.embedding_VH.index_select(0, batch.token_ids_T).float()
-        for index, layer in enumerate(self.layers):
+        if self.description.embedding_scale != 1:
+            x_TH.mul_(self.description.embedding_scale)
+        plans = [
+            (Rotation.of(rope, batch.positions_T), plan_groups(batch, kv_cache, window)) for rope, window in self.kinds
+        ]
+        for index, (layer, described) in enumerate(zip(self.layers, self.description.layers, strict=True)):
+            rotation, groups = plans[layer.kind]
             query_THD = self._project(index, layer, x_TH, rotation, batch.slot_mapping_T, kv_cache)
-            attended_TK = attend(self.description.layers[index].attention, groups, index, query_THD, kv_cache)
-            x_TH.add_(layer.output(attended_TK))
+            attended_TH = layer.output(attend(described.attention, groups, index, query_THD, kv_cache))
+            x_TH.add_(_normed(layer.post_attention_norm, attended_TH))
             gate_TI, up_TI = layer.gate_up(layer.mlp_norm(x_TH)).chunk(2, dim=-1)
-            x_TH.add_(layer.down(torch.nn.functional.silu(gate_TI).mul_(up_TI)))
+            down_TH = layer.down(ACTIVATIONS[described.mlp.activation](gate_TI).mul_(up_TI))
+            x_TH.add_(_normed(layer.post_mlp_norm, down_TH))
         return x_TH
 
     def _project(
         self, index: int, layer: CpuLayer, x_TH: Tensor, rotation: Rotation, slots_T: Tensor, kv: CpuKVCache
     ) -> Tensor:
         """Queries [T, H, D]; keys and values go to the cache."""
-        spec: AttentionSpec = self.description.layers[index].attention
+        spec = self.description.layers[index].attention
         heads_THD = layer.query_key_value(layer.attention_norm(x_TH)).view(x_TH.shape[0], -1, spec.head_dim)
-        rotation.apply_(heads_THD[:, : spec.num_heads + spec.num_kv_heads])
+        num_turned = spec.num_heads + spec.num_kv_heads
+        query_THD, key_TJD = heads_THD[:, : spec.num_heads], heads_THD[:, spec.num_heads : num_turned]
+        for norm, part in ((layer.query_norm, query_THD), (layer.key_norm, key_TJD)):
+            if norm is not None:
+                part.copy_(norm(part))
+        rotation.apply_(heads_THD[:, :num_turned])
         kv.write(index, heads_THD[:, spec.num_heads :], slots_T)
-        return heads_THD[:, : spec.num_heads]
+        return query_THD
+
+
+def _normed(norm: CpuNorm | None, x_TH: Tensor) -> Tensor:
+    return x_TH if norm is None else norm(x_TH)

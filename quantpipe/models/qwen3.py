@@ -1,0 +1,25 @@
+"""The Qwen3 family, dense models: Qwen2 with norms of queries and keys per head in place of biases."""
+
+from quantpipe.formats.artifact import Artifact
+from quantpipe.models.config_fields import optional_int
+from quantpipe.models.decoder import Biases, DecoderForm, describe_decoder, every_layer
+from quantpipe.models.description import DecoderDescription
+from quantpipe.models.qwen2 import qwen_windows
+from quantpipe.models.rope import rope_parameters, rope_spec
+
+DEFAULT_HEAD_DIM = 128  # where a config.json leaves it out
+
+
+def describe_qwen3(artifact: Artifact) -> DecoderDescription:
+    """The decoder that config.json declares. ArtifactError where a field asks for what this runtime does not do."""
+    head_dim = optional_int(artifact, "head_dim", DEFAULT_HEAD_DIM) or DEFAULT_HEAD_DIM
+    has_bias = bool(artifact.config.get("attention_bias", False))
+    form = DecoderForm(
+        head_dim=head_dim,
+        ropes=every_layer(artifact, rope_spec(artifact, rope_parameters(artifact.config), head_dim)),
+        windows=qwen_windows(artifact),
+        biases=Biases(has_bias, has_bias),
+        activation=artifact.config.get("hidden_act", "silu"),
+        has_head_norms=True,
+    )
+    return describe_decoder(artifact, form)
