@@ -26,6 +26,7 @@ class Plan:
     prompt_ids: tuple[int, ...]
     max_tokens: int
     is_scored: bool
+    salt: str
     abort_after: int | None
 
 
@@ -33,26 +34,38 @@ plans = st.lists(
     st.builds(
         Plan,
         arrival=st.integers(0, 12),
-        prompt_ids=st.lists(st.integers(0, 30), min_size=1, max_size=30).map(tuple),
+        prompt_ids=st.one_of(
+            st.lists(st.integers(0, 30), min_size=1, max_size=30).map(tuple),
+            # A few heads that many prompts share, cut anywhere.
+            st.builds(
+                lambda head, length, tail: ((head,) * length + tuple(tail)) or (head,),
+                st.integers(4, 5),
+                st.integers(0, 25),
+                st.lists(st.integers(4, 6), max_size=5),
+            ),
+        ),
         max_tokens=st.integers(0, 18),
         is_scored=st.booleans(),
+        salt=st.sampled_from(["", "tenant"]),
         abort_after=st.none() | st.integers(0, 15),
     ),
     min_size=1,
     max_size=8,
 )
 configs = st.builds(
-    lambda block_size, spare_blocks, max_num_seqs, spare_tokens: EngineConfig(
+    lambda block_size, spare_blocks, max_num_seqs, spare_tokens, prefix_cache: EngineConfig(
         max_model_len=48,
         block_size=block_size,
         num_kv_blocks=math.ceil(48 / block_size) + spare_blocks,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_seqs + spare_tokens,
+        prefix_cache=prefix_cache,
     ),
     st.integers(1, 7),
     st.integers(0, 6),
     st.integers(1, 5),
     st.integers(0, 20),
+    st.booleans(),
 )
 
 
@@ -79,7 +92,8 @@ def test_tokens_equal_those_of_a_dense_loop(
         for i, plan in enumerate(schedule):
             if plan.arrival == time:
                 params = SamplingParams(max_tokens=plan.max_tokens, prompt_logprobs=plan.is_scored)
-                engine.add(plan.prompt_ids, params, str(i), collector(rows[i]) if plan.is_scored else None)
+                sink = collector(rows[i]) if plan.is_scored else None
+                engine.add(plan.prompt_ids, params, str(i), sink, plan.salt)
             is_running = plan.arrival + (plan.abort_after or 0) == time and str(i) not in engine._outputs
             if plan.abort_after is not None and is_running:
                 engine.abort(str(i))
