@@ -2,10 +2,12 @@
 
 import json
 import random
+import shutil
 import textwrap
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from quantpipe import cli
 
@@ -30,10 +32,23 @@ def write_set(folder: Path, texts: list[str], holdout: str) -> None:
 
 
 @pytest.fixture
-def project(tmp_path: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def one_layer(tmp_path: Path, tiny_llama: Path) -> Path:
+    """The tiny trained model with its first layer only: a sixth of the work."""
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_llama, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 1}))
+    tensors = load_file(folder / "model.safetensors")
+    kept = {name: tensor for name, tensor in tensors.items() if ".layers." not in name or ".layers.0." in name}
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.fixture
+def project(tmp_path: Path, one_layer: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A recipe, a set of functions that holds rows out, and a set of letters in no order."""
     monkeypatch.setenv("QUANTPIPE_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "recipe.yaml").write_text(RECIPE.format(model=tiny_llama))
+    (tmp_path / "recipe.yaml").write_text(RECIPE.format(model=one_layer))
     parts = Path(str(textwrap.__file__)).read_text(encoding="utf-8").split("\n\n")
     write_set(tmp_path / "code", [part for part in parts if len(part) > 40], "holdout: {frac: 0.3}")
     letters = random.Random(0)
