@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from quantpipe.calibration import Budget, BuildContext, CalibrationSet, account_table, build_calibration
-from quantpipe.calibration.built import built_budget, read_built
+from quantpipe.calibration.built import built_budget, equal_rows, read_built
 from quantpipe.calibration.definition import MANIFEST_NAME, set_of_recipe
-from quantpipe.calibration.leakage import EvalText
-from quantpipe.calibration.manifest import manifest_text
-from quantpipe.errors import RecipeError
+from quantpipe.calibration.leakage import MOST_SHOWN, EvalText
+from quantpipe.calibration.manifest import evaluation_digest, manifest_text
+from quantpipe.errors import DataError, RecipeError
 from quantpipe.gate.record import write_text_atomically
 from quantpipe.judgement import engine_config
 from quantpipe.recipe.quantize_rules import reads_data
@@ -38,6 +38,7 @@ def calibrate(recipe: Recipe, base: BaseModel, texts: Sequence[EvalText], report
     if isinstance(definition, Path):
         calibration = read_built(definition, base.folder)
         reporter.note(f"blocks as they lie in {definition}")
+        _check_built(definition, calibration, texts, reporter)
     else:
         with build_context(recipe, base, texts, reporter) as context:
             calibration = build_calibration(
@@ -84,6 +85,22 @@ def build_context(
 def write_manifest(output: Path, calibration: CalibrationSet) -> None:
     """Write the manifest of the blocks beside the verdict."""
     write_text_atomically(output / MANIFEST_NAME, manifest_text(calibration.manifest))
+
+
+def _check_built(folder: Path, calibration: CalibrationSet, texts: Sequence[EvalText], reporter: Reporter) -> None:
+    """Raise DataError where built blocks hold an evaluation text; their rows are gone, so only equal ones are found."""
+    if evaluation_digest(texts) in (None, calibration.manifest["evaluation_sha256"]):
+        return
+    found = list(equal_rows(calibration.manifest, texts))
+    if found:
+        shown = ", ".join(f"{where} = {text.set}:{text.row}" for where, text in found[:MOST_SHOWN])
+        raise DataError(
+            f"{folder}: {len(found)} rows are evaluation texts: {shown}; build the set again for this recipe"
+        )
+    reporter.note(
+        "the blocks were not compared with what this recipe evaluates on, but for equal texts; "
+        "`quantpipe calibrate build --recipe` does"
+    )
 
 
 def _require_same(section: CalibrationSection, key: str, asked: int, there: int, folder: Path) -> None:

@@ -1,17 +1,15 @@
 """From a set to a CalibrationSet: read, choose, pack, and say what became of every source."""
 
-import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-from quantpipe.calibration.account import SourceAccount
 from quantpipe.calibration.accounting import dropped_rows, source_accounts
 from quantpipe.calibration.calibration_set import Budget, BuildContext, CalibrationSet, Document, digest_blocks
 from quantpipe.calibration.candidates import Candidate, Candidates
 from quantpipe.calibration.cells import Cell, PoolTooSmallError
 from quantpipe.calibration.definition import SetDefinition, load_set
 from quantpipe.calibration.leakage import LeakageIndex
-from quantpipe.calibration.manifest import calibration_manifest, shown_path
+from quantpipe.calibration.manifest import BuildRequest, calibration_manifest, row_hash, shown_path
 from quantpipe.calibration.packing import Packed, Piece, pack, pack_separately, truncate
 from quantpipe.calibration.redaction import open_redactor
 from quantpipe.calibration.redaction.placeholders import placeholder_key, read_secret
@@ -26,7 +24,6 @@ from quantpipe.report import Progress, no_progress
 FEW_SAMPLES = 16
 MIN_MEAN_TOKENS = 16
 POOL_GROWTH = 4
-HASH_BYTES = 16
 
 
 def build_calibration(
@@ -45,6 +42,7 @@ def build_calibration(
     ``allow_shortfall``, which then gives as many whole blocks as there are.
     """
     definition = load_set(set) if isinstance(set, Path) else set
+    request = BuildRequest(definition, tokenizer_folder, budget, seed, allow_shortfall, context)
     renderer = open_renderer(definition, tokenizer_folder)
     leakage = LeakageIndex(context.eval_texts)
     scale = 1
@@ -56,7 +54,7 @@ def build_calibration(
         num_left = [sum(pool.num_rows for pool in pools.values()) for pools in found.pools]
         require_rows(definition, num_left, found.readings)
         try:
-            return _finish(definition, renderer, found, budget, seed, allow_shortfall)
+            return _finish(request, renderer, found)
         except PoolTooSmallError:
             scale *= POOL_GROWTH
 
@@ -75,27 +73,44 @@ def open_renderer(definition: SetDefinition, tokenizer_folder: Path) -> Renderer
     return renderer
 
 
-def _finish(
-    definition: SetDefinition, renderer: Renderer, found: Survey, budget: Budget, seed: int, allow_shortfall: bool
-) -> CalibrationSet:
+def _finish(request: BuildRequest, renderer: Renderer, found: Survey) -> CalibrationSet:
     """Choose, pack and account for. Raises PoolTooSmallError where rows are needed that the pools lack."""
+    definition, budget = request.definition, request.budget
     header = definition.header
     unit = budget.sequence_length if header.packing == "truncate" else 1
     cells = [
         [Cell(index, stratum, pools[stratum], unit) for stratum in sorted(pools)]
         for index, pools in enumerate(found.pools)
     ]
-    redactors = [open_redactor(header.redact, definition.folder, definition.name, seed) for _ in definition.sources]
+    redactors = [
+        open_redactor(header.redact, definition.folder, definition.name, request.seed) for _ in definition.sources
+    ]
     problems = RowProblems(is_dropping=header.bad_rows == "drop")
     candidates = Candidates(definition, renderer, redactors, problems, least_tokens=unit)
     selection = select(definition, cells, candidates, budget.num_tokens, unit)
     problems.raise_if_any()
     drops = [dropped_rows(*each) for each in zip(found.readings, candidates.tallies, strict=True)]
-    check_size(definition, selection, budget, allow_shortfall, drops)
+    check_size(definition, selection, budget, request.allow_shortfall, drops)
     packed = _pack(header.packing, selection, budget.sequence_length, renderer.eos)
     used = [(selection.chosen[piece.index][0], piece) for piece in packed.pieces]
     accounts = source_accounts(definition.sources, found.readings, cells, candidates, selection, used)
-    return _calibration_set(definition, found, accounts, packed, used, budget, seed, renderer, selection.notes)
+    documents = tuple(_document(definition, candidate, piece) for candidate, piece in used)
+    digest = digest_blocks(packed.token_ids, packed.position_ids)
+    key = _key(definition, request.seed)
+    row_hashes = [row_hash(candidate.text_digest, key) for candidate, _ in used]
+    return CalibrationSet(
+        name=definition.name,
+        token_ids=packed.token_ids,
+        num_sequences_asked=budget.num_sequences,
+        account=accounts,
+        digest=digest,
+        notes=(*selection.notes, *_notes(packed, budget, renderer.num_double_bos)),
+        position_ids=packed.position_ids,
+        documents=documents,
+        manifest=calibration_manifest(
+            request, found.readings, accounts, documents, row_hashes, digest, len(packed.token_ids)
+        ),
+    )
 
 
 def _pack(packing: str, selection: Selection, sequence_length: int, eos: int) -> Packed:
@@ -105,60 +120,21 @@ def _pack(packing: str, selection: Selection, sequence_length: int, eos: int) ->
     return (pack_separately if packing == "separate" else pack)(pieces, sequence_length, eos)
 
 
-def _calibration_set(
-    definition: SetDefinition,
-    found: Survey,
-    accounts: tuple[SourceAccount, ...],
-    packed: Packed,
-    used: Sequence[tuple[Candidate, Piece]],
-    budget: Budget,
-    seed: int,
-    renderer: Renderer,
-    notes: tuple[str, ...],
-) -> CalibrationSet:
-    documents = tuple(
-        Document(
-            shown_path(candidate.where, definition.folder),
-            definition.sources[candidate.source].label,
-            candidate.domain,
-            candidate.language,
-            len(candidate.token_ids),
-            piece.num_taken,
-        )
-        for candidate, piece in used
-    )
-    digest = digest_blocks(packed.token_ids, packed.position_ids)
-    row_hashes = _row_hashes(definition, seed, [candidate.text_digest for candidate, _ in used])
-    manifest = calibration_manifest(
-        definition,
-        found.readings,
-        accounts,
-        documents,
-        row_hashes,
-        digest,
-        len(packed.token_ids),
-        budget,
-        seed,
-        renderer.folder,
-    )
-    return CalibrationSet(
-        name=definition.name,
-        token_ids=packed.token_ids,
-        num_sequences_asked=budget.num_sequences,
-        account=accounts,
-        digest=digest,
-        notes=(*notes, *_notes(packed, budget, renderer.num_double_bos)),
-        position_ids=packed.position_ids,
-        documents=documents,
-        manifest=manifest,
+def _document(definition: SetDefinition, candidate: Candidate, piece: Piece) -> Document:
+    return Document(
+        shown_path(candidate.where, definition.folder),
+        definition.sources[candidate.source].label,
+        candidate.domain,
+        candidate.language,
+        len(candidate.token_ids),
+        piece.num_taken,
     )
 
 
-def _row_hashes(definition: SetDefinition, seed: int, digests: Sequence[bytes]) -> list[str]:
-    """A hash of each row's text, keyed like the placeholders: only who has the key can ask whether a text is in it."""
+def _key(definition: SetDefinition, seed: int) -> bytes:
+    """The key of the rows' hashes: that of the placeholders."""
     key_file = definition.header.redact.key_file
-    key = placeholder_key(definition.name, seed, read_secret(definition.folder / key_file) if key_file else b"")
-    return [hashlib.blake2b(digest, key=key, digest_size=HASH_BYTES).hexdigest() for digest in digests]
+    return placeholder_key(definition.name, seed, read_secret(definition.folder / key_file) if key_file else b"")
 
 
 def _notes(packed: Packed, budget: Budget, num_double_bos: int) -> Iterator[str]:

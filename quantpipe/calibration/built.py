@@ -5,6 +5,7 @@ The manifest is written last and holds the digest of the blocks, so a folder tha
 
 import json
 import os
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,33 @@ import numpy as np
 
 from quantpipe.calibration.calibration_set import Budget, CalibrationSet, digest_blocks
 from quantpipe.calibration.definition import MANIFEST_NAME
-from quantpipe.calibration.manifest import SCHEMA, accounts_of, documents_of, manifest_text, tokenizer_digest
+from quantpipe.calibration.leakage import EvalText
+from quantpipe.calibration.manifest import (
+    SCHEMA,
+    accounts_of,
+    documents_of,
+    manifest_text,
+    row_hash,
+    tokenizer_digest,
+)
+from quantpipe.calibration.normal_text import normal_digest
+from quantpipe.calibration.redaction.placeholders import placeholder_key
 from quantpipe.errors import DataError
 
 BLOCKS_NAME = "blocks.safetensors"
+REQUIRED = {
+    "name",
+    "seed",
+    "redaction",
+    "evaluation_sha256",
+    "budget",
+    "num_sequences",
+    "tokenizer_sha256",
+    "blocks_sha256",
+    "sources",
+    "account",
+    "documents",
+}  # what is read here
 
 
 def require_own_folder(folder: Path) -> None:
@@ -80,9 +104,26 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise DataError(f"{file}: {(error.strerror or str(error)).lower()}; build the set again") from error
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{file}: is no manifest of a calibration set; build the set again") from error
+    if found == SCHEMA and not set(manifest) >= REQUIRED:
+        raise DataError(f"{file}: lacks {', '.join(sorted(REQUIRED - set(manifest)))}; build the set again")
     if found != SCHEMA:
         raise DataError(f"{file}: its schema is {found!r}, not {SCHEMA!r}; build the set again")
     return dict(manifest)
+
+
+def equal_rows(manifest: Mapping[str, Any], texts: Iterable[EvalText]) -> Iterator[tuple[str, EvalText]]:
+    """The rows (``file:row``) whose text is one of ``texts``, with that text: all that the rows' hashes can tell.
+
+    Nothing where a secret keys the hashes.
+    """
+    if manifest["redaction"]["has_key_file"]:
+        return
+    key = placeholder_key(manifest["name"], manifest["seed"])
+    rows = {hashed: where for where, *_, hashed in manifest["documents"]}
+    for text in texts:
+        where = rows.get(row_hash(normal_digest(text.text), key))
+        if where is not None:
+            yield where, text
 
 
 def built_budget(folder: Path) -> Budget:

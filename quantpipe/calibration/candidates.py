@@ -4,7 +4,6 @@ Rows come one at a time, in an order that follows from their ranks, so that what
 count, follows from the rows and the seed alone.
 """
 
-import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ import numpy.typing as npt
 from quantpipe.calibration.definition import SetDefinition
 from quantpipe.calibration.language import detect
 from quantpipe.calibration.near_duplicates import NearDuplicates
-from quantpipe.calibration.normal_text import normal_text
+from quantpipe.calibration.normal_text import normal_digest
 from quantpipe.calibration.pool import Entry
 from quantpipe.calibration.redaction import Redactor
 from quantpipe.calibration.rendering import Renderer
@@ -79,7 +78,7 @@ class Candidates:
         tally.num_chars += entry.num_chars * entry.num_copies
         tally.dropped[EXACT_DUPLICATE] += entry.num_copies - 1
         text = sample_text(sample)
-        digest = hashlib.blake2b(normal_text(text).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        digest = normal_digest(text)
         if digest in self._seen:
             tally.dropped[EXACT_DUPLICATE] += 1
             return None

@@ -5,20 +5,23 @@ The same set, tokenizer, budget and seed give the same bytes. Rows are named by 
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from quantpipe.calibration.account import SourceAccount
-from quantpipe.calibration.calibration_set import Budget, Document
+from quantpipe.calibration.calibration_set import Budget, BuildContext, Document
 from quantpipe.calibration.definition import SetDefinition
+from quantpipe.calibration.leakage import EvalText
+from quantpipe.calibration.normal_text import normal_digest
 from quantpipe.calibration.redaction import RULES_VERSION
 from quantpipe.calibration.rows import FileRead, SourceReading
 from quantpipe.calibration.sources import DatasetSource, RowKeys, Source
 from quantpipe.gate.record import library_versions
 
 SCHEMA = "quantpipe.calibration/1"
+HASH_BYTES = 16
 LIBRARIES = (
     "quantpipe",
     "transformers",
@@ -42,19 +45,29 @@ TOKENIZER_FILES = (
 )
 
 
+@dataclass(frozen=True)
+class BuildRequest:
+    """Everything that a build's outcome follows from, beside the files."""
+
+    definition: SetDefinition
+    tokenizer_folder: Path
+    budget: Budget
+    seed: int
+    allow_shortfall: bool
+    context: BuildContext
+
+
 def calibration_manifest(
-    definition: SetDefinition,
+    request: BuildRequest,
     readings: Sequence[SourceReading],
     accounts: Sequence[SourceAccount],
     documents: Sequence[Document],
     row_hashes: Sequence[str],
     blocks_sha256: str,
     num_sequences: int,
-    budget: Budget,
-    seed: int,
-    tokenizer_folder: Path,
 ) -> dict[str, Any]:
     """The manifest as plain data; ``row_hashes`` go with ``documents``."""
+    definition = request.definition
     header, labels = definition.header, [source.label for source in definition.sources]
     return {
         "schema": SCHEMA,
@@ -63,14 +76,15 @@ def calibration_manifest(
         "license": header.license,
         "languages": list(header.languages),
         "definition_sha256": digest_of(_definition_data(definition)),
-        "seed": seed,
-        "budget": asdict(budget),
+        "seed": request.seed,
+        "budget": asdict(request.budget),
         "packing": header.packing,
         "stratify": list(header.stratify),
         "allocation": header.allocation,
         "near_duplicates": header.near_duplicates,
         "holdout": None if header.holdout is None else {"frac": header.holdout.frac},
-        "tokenizer_sha256": tokenizer_digest(tokenizer_folder),
+        "tokenizer_sha256": tokenizer_digest(request.tokenizer_folder),
+        "evaluation_sha256": evaluation_digest(request.context.eval_texts),
         "redaction": _redaction(definition),
         "sources": [
             _source(source, reading, definition.folder)
@@ -127,6 +141,17 @@ def tokenizer_digest(folder: Path) -> str:
     return total.hexdigest()
 
 
+def evaluation_digest(texts: Iterable[EvalText]) -> str | None:
+    """SHA-256 over the evaluation texts that rows were compared with; None where there were none."""
+    digests = sorted(normal_digest(text.text).hex() for text in texts)
+    return digest_of(digests) if digests else None
+
+
+def row_hash(text_digest: bytes, key: bytes) -> str:
+    """How a row is named whose text has this digest: only who has the key can ask whether a text is among the rows."""
+    return hashlib.blake2b(text_digest, key=key, digest_size=HASH_BYTES).hexdigest()
+
+
 def digest_of(data: Any) -> str:
     """SHA-256 of plain data in its one JSON form."""
     return hashlib.sha256(json.dumps(data, sort_keys=True, ensure_ascii=False).encode("utf-8")).hexdigest()
@@ -146,7 +171,12 @@ def _definition_data(definition: SetDefinition) -> dict[str, Any]:
 def _redaction(definition: SetDefinition) -> dict[str, Any]:
     section = definition.header.redact
     patterns = {name: digest_of(written) for name, written in section.patterns.items()}
-    return {"rules_version": RULES_VERSION, "rules": list(section.rules), "patterns_sha256": patterns}
+    return {
+        "rules_version": RULES_VERSION,
+        "rules": list(section.rules),
+        "patterns_sha256": patterns,
+        "has_key_file": section.key_file is not None,
+    }
 
 
 def _source(source: Source, reading: SourceReading, folder: Path) -> dict[str, Any]:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quantpipe.calibration.sources import PythonStdlibSource
 from quantpipe.calibration.python_stdlib import evenly_spaced, read_python_stdlib, split_at_blank_lines
+from quantpipe.calibration.sources import PythonStdlibSource
 
 
 def read(content: Any, **settings: Any) -> dict[str, str]:
