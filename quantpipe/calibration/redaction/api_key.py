@@ -44,6 +44,8 @@ _STRONG = ("secret", "token", "credential", "密钥", "秘钥", "令牌", "授�
 _PASSWORDS = ("pass", "pw", "密码", "密碼", "口令")
 _NAMES = (*_PASSWORDS, *_STRONG)
 _BEFORE_KEY = re.compile(r"(?:(?<![a-z_-])|api[_-]?|access[_-]?|private[_-]?|account[_-]?|secret[_-]?|signing[_-]?)\Z")
+_LETTERS_AFTER = re.compile(r"s?[a-rt-z]")
+_LETTER_BEFORE = re.compile(r"[a-z]\Z")
 _ASSIGNED = re.compile(
     r"""(?:s|word|wd|phrase|code|d)?s? (?:[_-][A-Za-z0-9_-]{0,24})? [\"'\\]{0,2} (?:(?![A-Za-z0-9_])|(?<=[码碼令钥]))
     # Above: how the name goes on, and its quotes. Below: the sign or word that assigns, then the value.
@@ -135,9 +137,11 @@ def _whole_value(text: str, start: int, end: int) -> Span:
 
 
 def _is_name(lower: str, word: str, place: int) -> bool:
+    """Whether the word is a name of its own or the end of one: not ``monkey``, ``keyword``, ``mpw``."""
+    end = place + len(word)
     if word == "key":
-        return bool(_BEFORE_KEY.search(lower, max(0, place - 10), place))
-    return word != "pw" or lower[place + 2 : place + 3] == "d" or not (place and lower[place - 1].isalpha())
+        return not _LETTERS_AFTER.match(lower, end) and bool(_BEFORE_KEY.search(lower, max(0, place - 10), place))
+    return word != "pw" or lower.startswith("d", end) or not _LETTER_BEFORE.search(lower, max(0, place - 1), place)
 
 
 def _is_call(text: str, end: int) -> bool:

@@ -95,6 +95,8 @@ def test_ip(text: str, expected: list[str]) -> None:
         ('{"api_key":"q8Zk2LmP0xT7vB4nYc6R"}', [("api_key", "q8Zk2LmP0xT7vB4nYc6R")]),
         ('{\\"api_key\\": \\"q8Zk2LmP0xT7vB4nYc6R\\"}', [("api_key", "q8Zk2LmP0xT7vB4nYc6R")]),
         ("password: required", []),
+        ("我的pw是kitty777，key是q8Zk2LmP0xT7vB4nYc6R", [("api_key", "kitty777"), ("api_key", "q8Zk2LmP0xT7vB4nYc6R")]),
+        ('"keywords": "2010-2022_Biology_MCQs", monkey: a1b2c3d4e5f6g7h8', []),
         ("密码：abc123（初始）", [("api_key", "abc123")]),
         ("token = make_token12345678(x)", []),
         ("the sha1 is da39a3ee5e6b4b0d3255bfef95601890afd80709", []),
