@@ -13,12 +13,16 @@ import numpy as np
 
 from quantpipe.calibration import CalibrationSet, account_table
 from quantpipe.calibration.built import require_own_folder, write_built
+from quantpipe.calibration.coverage import Coverage, measure_coverage, render_text
 from quantpipe.calibration.definition import SetDefinition
+from quantpipe.calibration.heldout import read_held_out
 from quantpipe.calibration.overview import overview, overview_table
 from quantpipe.calibration.preview import Shown, preview_text, show_document
 from quantpipe.calibration_plan import Asked, Plan, build_plan, plan_of
-from quantpipe.errors import RecipeError
+from quantpipe.errors import DataError, RecipeError
 from quantpipe.report import Reporter
+
+HELD_OUT_WINDOWS, HELD_OUT_TOKENS = 32, 128
 
 
 def build_set(asked: Asked, out: Path | None, cache_folder: Path, reporter: Reporter) -> str:
@@ -45,6 +49,7 @@ def inspect_set(
         return _rows_only(plan, num_shown, with_activations, as_json, reporter)
     calibration = build_plan(plan, reporter)
     shown = _shown(plan, calibration, num_shown)
+    coverage = _coverage(plan, calibration, reporter)
     if as_json:
         record = {
             "name": calibration.name,
@@ -52,10 +57,11 @@ def inspect_set(
             "num_sequences": len(calibration.token_ids),
             "sequence_length": calibration.token_ids.shape[1],
             "account": [asdict(account) for account in calibration.account],
+            "coverage": coverage.to_json(),
             "notes": list(calibration.notes),
         }
         return _json(record, shown)
-    parts = [account_table(calibration.account), _summary(calibration), preview_text(shown)]
+    parts = [account_table(calibration.account), _summary(calibration), render_text(coverage), preview_text(shown)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -73,6 +79,28 @@ def _rows_only(plan: Plan, num_shown: int, with_activations: bool, as_json: bool
         return _json({"name": found.name, "sources": [asdict(source) for source in found.sources]}, found.shown)
     parts = [overview_table(found.sources), preview_text(found.shown)]
     return "\n\n".join(part for part in parts if part)
+
+
+def _coverage(plan: Plan, calibration: CalibrationSet, reporter: Reporter) -> Coverage:
+    """What the blocks cover, also of the rows that the set holds out, where it does."""
+    from quantpipe.engine.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.open(plan.tokenizer_folder())
+    return measure_coverage(calibration, tokenizer.vocab_size, _held_out(plan, reporter))
+
+
+def _held_out(plan: Plan, reporter: Reporter) -> dict[str, list[tuple[int, ...]]]:
+    definition = plan.definition
+    if not isinstance(definition, SetDefinition) or definition.header.holdout is None:
+        return {}
+    try:
+        with plan.context(reporter) as context:
+            folder, seed = plan.tokenizer_folder(), plan.section.seed
+            found = read_held_out(definition, folder, HELD_OUT_WINDOWS, HELD_OUT_TOKENS, seed, context)
+    except DataError as error:
+        reporter.note(f"held-out rows are not looked at: {error}")
+        return {}
+    return found.by_domain()
 
 
 def _shown(plan: Plan, calibration: CalibrationSet, num_shown: int) -> tuple[Shown, ...]:

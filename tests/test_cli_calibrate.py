@@ -111,6 +111,18 @@ def test_inspect_goes_as_far_as_the_set_does(docs: Path, tiny_llama: Path, capsy
     assert record["sequence_length"] == 512 and 0 < record["num_sequences"] < 128
     assert record["account"][0]["num_tokens_used"] == 512 * record["num_sequences"]
     assert len(record["samples"]) == 1
+    assert record["coverage"]["num_tokens"] == record["account"][0]["num_tokens_used"]
+    assert record["coverage"]["held_out"] == []
+
+
+def test_inspect_says_what_is_covered_of_the_rows_held_out(
+    docs: Path, tiny_llama: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (docs / "set.yaml").write_text(SET.replace("sources:", "holdout: {frac: 0.5}\nsources:"))
+    assert run("inspect", docs, "--model", tiny_llama, *SMALL) == 0
+    out, err = capsys.readouterr()
+    assert "vocabulary: " in out and "truncated: " in out
+    assert ("held-out docs.jsonl: " in out) != ("held-out rows are not looked at: " in err)
 
 
 @pytest.mark.parametrize(
