@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from quantpipe.formats.scheme import w4a16
+from quantpipe.quantize.activation_coverage import measure_activations
 from quantpipe.quantize.loop import block_solving
 from quantpipe.quantize.targets.discover import find_targets
 from quantpipe.quantize.solvers.gptq import solve_gptq
@@ -36,7 +37,9 @@ def peak(folder, num_sequences):
     model = StreamedModel.open(Path(folder))
     targets = find_targets(model.module, model.blocks, ["lm_head"], w4a16(64))
     token_ids = np.random.default_rng(0).integers(3, 128, (num_sequences, 128))
-    if what != "sensitivity":
+    if what == "observe":
+        measure_activations(model, token_ids, None, {{"held out": token_ids}}, work / "own", no_progress)
+    elif what != "sensitivity":
         method = Method([], solve_gptq, reads_data=True)
         apart = np.tile(np.arange(32), (num_sequences, 4)) if what == "quantize apart" else None
         quantize_blocks(model, targets, method, token_ids, work, "fingerprint", no_progress, apart)
@@ -70,7 +73,7 @@ def test_peak_memory_does_not_grow_with_the_number_of_blocks(
     assert added_bytes(what, tmp_path, (few, num_sequences), (many, num_sequences)) < SLACK_BYTES
 
 
-@pytest.mark.parametrize("what", ["quantize", "quantize apart"])
+@pytest.mark.parametrize("what", ["quantize", "quantize apart", "observe"])
 def test_peak_memory_does_not_grow_with_the_number_of_samples(
     random_llama: Callable[..., Path], tmp_path: Path, what: str
 ) -> None:

@@ -42,7 +42,10 @@ class Batch:
 
     def sequence(self, number: int, dtype: torch.dtype) -> "Batch":
         """Sequence ``number`` alone, with floating tensors in ``dtype``."""
-        rows = slice(number, number + 1)
+        return self.sequences(slice(number, number + 1), dtype)
+
+    def sequences(self, rows: slice, dtype: torch.dtype) -> "Batch":
+        """Some of its sequences, with floating tensors in ``dtype``."""
         part = _rows(self.kwargs, len(self.hidden_SLD), rows)
         return Batch(self.hidden_SLD[rows].to(dtype), _cast_floats(part, dtype))
 

@@ -1,0 +1,237 @@
+"""Whether a calibration set saw enough: what held-out text does to each layer that calibration did not see, and whether
+statistics still move when more sequences are added.
+
+Of the unchanged model, before any transform. Memory holds one block, a batch, and a few numbers for each input channel;
+hidden states wait in files.
+
+Shapes: S sequences, L tokens per sequence, T tokens, K in_features.
+"""
+
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from quantpipe.quantize.model.block_stream import BlockStream
+from quantpipe.quantize.model.groups import find_groups
+from quantpipe.quantize.model.loading import StreamedModel
+from quantpipe.report import Progress
+
+TokenIds = npt.NDArray[np.int64]
+
+# The shares of the sequences after which statistics are looked at.
+FRACTIONS = (0.125, 0.25, 0.5, 1.0)
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """How far the statistics of the first ``num_sequences`` are from those of all, relatively: 0 is there already.
+
+    ``absmax_change``: the mean over channels of the largest magnitude. ``hessian_change``: the Hessian's diagonal, that
+    is the mean square of each channel, by its norm over channels.
+    """
+
+    num_sequences: int
+    absmax_change: float
+    hessian_change: float
+
+
+@dataclass(frozen=True)
+class BeyondRange:
+    """Held-out values of one domain, and those larger than any that their channel had in calibration.
+
+    ``largest_ratio`` is the largest of them all, relative to its channel's calibrated maximum.
+    """
+
+    domain: str
+    num_values: int
+    num_beyond: int
+    largest_ratio: float
+
+
+@dataclass(frozen=True)
+class InputCoverage:
+    """What the ``linears`` of a block that read one tensor are fed. ``role`` is what they are in every block."""
+
+    block: int
+    role: str
+    linears: tuple[str, ...]
+    num_tokens: int
+    curve: tuple[CurvePoint, ...]
+    held_out: tuple[BeyondRange, ...]
+
+
+@dataclass(frozen=True)
+class ActivationCoverage:
+    """Every input of every block. ``domains`` are those of the held-out text; none where there was none."""
+
+    num_sequences: int
+    sequence_length: int
+    num_blocks: int
+    domains: tuple[str, ...]
+    inputs: tuple[InputCoverage, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data that JSON holds."""
+        return asdict(self)
+
+
+@torch.no_grad()
+def measure_activations(
+    model: StreamedModel,
+    token_ids_SL: TokenIds,
+    position_ids_SL: TokenIds | None,
+    held_out: Mapping[str, TokenIds],
+    folder: Path,
+    progress: Progress,
+) -> ActivationCoverage:
+    """Run calibration blocks [S, L] and held-out windows of every domain through the model, block by block.
+
+    ``position_ids_SL`` start anew at each document; None: every sequence is one. ``folder`` is for temporary files
+    alone: what is in it is removed, and it is gone afterwards.
+    """
+    num_blocks = len(model.blocks.blocks)
+    with _empty_folder(folder):
+        calibration = BlockStream.enter(model, folder / "calibration", token_ids_SL, position_ids_SL)
+        streams = {
+            name: BlockStream.enter(model, folder / f"held-out-{number}", windows_SL, None)
+            for number, (name, windows_SL) in enumerate(held_out.items())
+        }
+        inputs: list[InputCoverage] = []
+        for index in progress(range(num_blocks), num_blocks, "blocks observed"):
+            inputs += _measure_block(model, index, calibration, streams)
+    num_sequences, sequence_length = token_ids_SL.shape
+    return ActivationCoverage(num_sequences, sequence_length, num_blocks, tuple(held_out), tuple(inputs))
+
+
+class _Observer(Protocol):
+    def update(self, x_TK: Tensor) -> None: ...
+
+
+@dataclass
+class _Range:
+    """The largest magnitude and the mean square of each channel so far, and at the ends of earlier parts."""
+
+    absmax_K: Tensor
+    square_K: Tensor
+    num_tokens: int = 0
+    earlier: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+
+    @classmethod
+    def empty(cls, width: int) -> "_Range":
+        return cls(torch.zeros(width), torch.zeros(width, dtype=torch.float64))
+
+    def update(self, x_TK: Tensor) -> None:
+        if len(x_TK):
+            self.absmax_K = torch.maximum(self.absmax_K, x_TK.abs().amax(0))
+        self.square_K += x_TK.double().square().sum(0)
+        self.num_tokens += len(x_TK)
+
+    def end_part(self) -> None:
+        self.earlier.append((self.absmax_K.clone(), self.square_K / max(self.num_tokens, 1)))
+
+    def curve(self, ends: Sequence[int]) -> tuple[CurvePoint, ...]:
+        last_absmax_K, last_square_K = self.earlier[-1]
+        mean, norm = float(last_absmax_K.mean()), float(last_square_K.norm())
+        return tuple(
+            CurvePoint(
+                end,
+                float(last_absmax_K.mean() - absmax_K.mean()) / mean if mean else 0.0,
+                float((square_K - last_square_K).norm()) / norm if norm else 0.0,
+            )
+            for end, (absmax_K, square_K) in zip(ends, self.earlier, strict=True)
+        )
+
+
+@dataclass
+class _Beyond:
+    """Counts values beyond the calibrated range of their channel."""
+
+    absmax_K: Tensor
+    num_values: int = 0
+    num_beyond: int = 0
+    largest_ratio: float = 0.0
+
+    def update(self, x_TK: Tensor) -> None:
+        if not len(x_TK):
+            return
+        largest_K = x_TK.abs().amax(0)
+        seen_K = self.absmax_K > 0  # a channel that was always zero has no range to be relative to
+        if bool(seen_K.any()):
+            self.largest_ratio = max(self.largest_ratio, float((largest_K / self.absmax_K)[seen_K].max()))
+        self.num_values += x_TK.numel()
+        self.num_beyond += int((x_TK.abs() > self.absmax_K).sum())
+
+
+def _measure_block(
+    model: StreamedModel, index: int, calibration: BlockStream, held_out: Mapping[str, BlockStream]
+) -> Iterator[InputCoverage]:
+    name, is_last = model.blocks.name(index), index + 1 == len(model.blocks.blocks)
+    block = model.work_copy(model.load_block(index))
+    linears = {leaf: module for leaf, module in block.named_modules() if isinstance(module, nn.Linear)}
+    groups, _ = find_groups(block, linears, calibration.batches(index), name)
+    ranges = {group[0]: _Range.empty(linears[group[0]].in_features) for group in groups}
+    ends = _ends(calibration.num_sequences)
+
+    def end_part() -> None:
+        for each in ranges.values():
+            each.end_part()
+
+    with _observing(linears, ranges):
+        calibration.run(block, index, is_last, ends, end_part)
+    beyond: dict[str, list[BeyondRange]] = {leaf: [] for leaf in ranges}
+    for domain, stream in held_out.items():
+        counts = {leaf: _Beyond(each.absmax_K) for leaf, each in ranges.items()}
+        with _observing(linears, counts):
+            stream.run(block, index, is_last, (), lambda: None)
+        for leaf, each in counts.items():
+            beyond[leaf].append(BeyondRange(domain, each.num_values, each.num_beyond, each.largest_ratio))
+    for group in groups:
+        found = ranges[group[0]]
+        yield InputCoverage(
+            index, _role(group[0]), tuple(group), found.num_tokens, found.curve(ends), tuple(beyond[group[0]])
+        )
+
+
+def _ends(num_sequences: int) -> list[int]:
+    """After how many sequences statistics are looked at."""
+    return sorted({max(1, round(fraction * num_sequences)) for fraction in FRACTIONS})
+
+
+def _role(name: str) -> str:
+    """The same for all experts of a block."""
+    return re.sub(r"(?<=\.)\d+(?=\.)", "*", name)
+
+
+@contextmanager
+def _observing(linears: Mapping[str, nn.Linear], observers: Mapping[str, _Observer]) -> Iterator[None]:
+    """A context in which what some linears read is shown to their observers."""
+
+    def show(observer: _Observer) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+        return lambda _module, args: observer.update(args[0].reshape(-1, args[0].shape[-1]).float())
+
+    hooks = [linears[name].register_forward_pre_hook(show(observer)) for name, observer in observers.items()]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextmanager
+def _empty_folder(folder: Path) -> Iterator[None]:
+    """``folder`` without what a killed run may have left in it; gone afterwards."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    try:
+        yield
+    finally:
+        shutil.rmtree(folder)
