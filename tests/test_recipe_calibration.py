@@ -1,147 +1,144 @@
-"""A recipe's calibration set against what the recipe evaluates on: no row and no customer on both sides."""
+"""The blocks that a recipe asks for: built or read, compared with what is evaluated, told about and on record."""
 
-import csv
 import json
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from quantpipe.calibration.calibration_set import CalibrationSet
-from quantpipe.errors import DataError
+from quantpipe.calibration import CalibrationSet
+from quantpipe.calibration.built import write_built
+from quantpipe.calibration.definition import MANIFEST_NAME
+from quantpipe.calibration.leakage import EvalText
+from quantpipe.errors import DataError, RecipeError
 from quantpipe.formats.artifact import Artifact
-from quantpipe.judgement import read_texts
 from quantpipe.recipe.schema import Recipe
-from quantpipe.recipe_calibration import calibrate
+from quantpipe.recipe_calibration import CACHE_FOLDER, budget_of, calibrate, write_manifest
 from quantpipe.report import Reporter
 from quantpipe.sources.base_model import BaseModel
 
-QUESTION = "Why was a fee added to the payment that I made abroad last week?"
+
+class Notes(Reporter):
+    """A Reporter that keeps what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__(quiet=True)
+        self.told: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.told.append(text)
 
 
-def ticket(number: int) -> tuple[str, str]:
-    """A customer, and a text of its own random words."""
-    generator = random.Random(number)
-    words = ("".join(generator.choices("aeioulmnrst", k=6)) for _ in range(20))
-    return f"c{number % 25}", " ".join(words)
-
-
-@pytest.fixture
-def tickets(tmp_path: Path) -> Path:
-    """100 rows of 25 customers. Rows 40 and 41 of the file hold an evaluated question; c7 is an evaluated customer."""
-    rows = [ticket(number) for number in range(100)]
-    rows[38] = ("c90", QUESTION.upper())
-    rows[39] = ("c91", f"Hello. {QUESTION} Thank you.")
-    with (tmp_path / "tickets.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([("customer", "text"), *rows])
-    return tmp_path / "tickets.csv"
+def sentences(num_rows: int) -> list[str]:
+    rng = random.Random(0)
+    words = [f"{a}{b}" for a in ("ba", "de", "ki", "lo", "mu", "ra", "si", "to") for b in ("n", "rt", "sk", "l")]
+    return [" ".join(rng.choices(words, k=20)) for _ in range(num_rows)]
 
 
 @pytest.fixture
-def suite(tmp_path: Path) -> Path:
-    folder = tmp_path / "evals"
-    folder.mkdir()
-    task = {
-        "task": "fees",
-        "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": "items.jsonl"}},
-        "test_split": "test",
-        "output_type": "multiple_choice",
-        "doc_to_text": "question",
-        "doc_to_choice": "choices",
-        "doc_to_target": "label",
-        "metric_list": [{"metric": "acc"}],
-    }
-    item = {"domain": "fees", "cluster": "fees", "choices": ["Yes", "No"], "label": 0}
-    items = [
-        item | {"id": "1", "question": "Is the exchange rate of a weekend that of the Friday before?", "group": "c7"},
-        item | {"id": "2", "question": QUESTION},
-    ]
-    tasks = [{"task": "fees", "metric": "acc", "num_items": 2}]
-    (folder / "suite.yaml").write_text(json.dumps({"version": 1, "name": "fees", "tasks": tasks}))
-    (folder / "fees.yaml").write_text(json.dumps(task))
-    (folder / "items.jsonl").write_text("".join(json.dumps(each) + "\n" for each in items))
-    return folder
+def rows(tmp_path: Path) -> list[str]:
+    """Texts of the set in the folder ``set``."""
+    texts = sentences(60)
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "rows.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    (tmp_path / "set" / "set.yaml").write_text("version: 1\nname: tiny\nsources:\n  - {path: rows.jsonl}\n")
+    return texts
 
 
 @pytest.fixture
-def make(tiny_llama: Path, tickets: Path, suite: Path) -> Callable[..., Recipe]:
-    """A recipe with the tickets as its set, and with fields of its sections replaced."""
-
-    def recipe(
-        calibrated: dict[str, Any] | None = None,
-        holdout: dict[str, Any] | None = None,
-        solver: str = "gptq",
-        **evaluated: Any,
-    ) -> Recipe:
-        source = {"path": str(tickets), "group": "customer", "max_group_frac": 0.5}
-        tickets_set = {"name": "tickets", "sources": [source], "holdout": holdout}
-        section = {"set": tickets_set, "num_sequences": 4, "sequence_length": 64} | (calibrated or {})
-        return Recipe.model_validate(
-            {
-                "version": 1,
-                "name": "tiny",
-                "model": {"source": str(tiny_llama)},
-                "quantize": {"solver": {"name": solver}, "scheme": {"name": "w4a16", "group_size": 64}},
-                "calibration": section,
-                "evaluate": {"suite": suite, **evaluated},
-                "gate": {"mean_kl": {"max": 0.1}},
-                "output": tickets.parent / "out",
-            }
-        )
-
-    return recipe
+def base(tiny_llama: Path) -> BaseModel:
+    return BaseModel(tiny_llama, str(tiny_llama), Artifact.open(tiny_llama).digest, is_dequantized=False)
 
 
-@pytest.fixture
-def build(tiny_llama: Path, quiet: Reporter) -> Callable[[Recipe], CalibrationSet | None]:
-    """What a run does before it quantizes."""
-    base = BaseModel(tiny_llama, str(tiny_llama), Artifact.open(tiny_llama).digest, is_dequantized=False)
-    return lambda recipe: calibrate(recipe, base, read_texts(recipe, tiny_llama), quiet)
+def recipe_of(tmp_path: Path, of: Path | dict[str, Any], **asked: Any) -> Recipe:
+    return Recipe.model_validate(
+        {
+            "version": 1,
+            "name": "tiny",
+            "model": {"source": "model"},
+            "calibration": {"set": of, **asked},
+            "quantize": {"solver": {"name": "gptq"}, "scheme": {"name": "w4a16", "group_size": 64}},
+            "gate": {"mean_kl": {"max": 0.1}},
+            "output": tmp_path / "run",
+        }
+    )
 
 
-Make = Callable[..., Recipe]
-Build = Callable[[Recipe], CalibrationSet | None]
-HELD_OUT = {"divergence": {"holdout": True, "num_windows": 4, "window_tokens": 64}}
-
-
-def test_leaked_rows_and_customers_are_refused_with_rows_of_both_sides(make: Make, build: Build, suite: Path) -> None:
-    with pytest.raises(DataError) as refused:
-        build(make())
-    message = str(refused.value)
-    assert f"calibration set tickets: 6 rows overlap {suite} (1 exact, 1 near, 4 group): " in message
-    for pair in ("tickets.csv:40 = items.jsonl:2", "tickets.csv:41 = items.jsonl:2", "tickets.csv:9 = items.jsonl:1"):
-        assert pair in message
-    assert message.endswith("remove them or set calibration.on_leakage: drop")
-    assert "\n" not in message
-    assert "abroad" not in message.lower()  # nothing of what a row says
-
-
-def test_leaked_rows_may_be_dropped_and_are_counted(make: Make, build: Build) -> None:
-    built = build(make({"on_leakage": "drop"}))
+def calibrated(recipe: Recipe, base: BaseModel, *texts: EvalText, reporter: Reporter | None = None) -> CalibrationSet:
+    built = calibrate(recipe, base, texts, reporter or Notes())
     assert built is not None
-    assert built.account[0].dropped["leaked"] == 6
-    assert {"40", "41"}.isdisjoint(document.where.rsplit(":", 1)[1] for document in built.documents)
+    return built
 
 
-@pytest.mark.parametrize("salt", ["a", "b"])
-def test_no_customer_is_both_calibrated_on_and_evaluated_on(
-    make: Make, build: Build, tickets: Path, tiny_llama: Path, salt: str
+@pytest.mark.usefixtures("rows")
+def test_a_recipe_builds_its_set_and_tells_the_account(tmp_path: Path, base: BaseModel) -> None:
+    notes = Notes()
+    built = calibrated(recipe_of(tmp_path, tmp_path / "set", num_sequences=4, sequence_length=32), base, reporter=notes)
+    assert built.token_ids.shape == (4, 32)
+    header = next(i for i, line in enumerate(notes.told) if line.split()[:2] == ["source", "asked"])
+    assert notes.told[header + 1].split()[:2] == ["rows.jsonl", "128"]
+    assert not (tmp_path / "run" / CACHE_FOLDER).exists()
+    write_manifest(tmp_path / "run", built)
+    assert json.loads((tmp_path / "run" / MANIFEST_NAME).read_text())["blocks_sha256"] == built.digest
+
+
+@pytest.mark.usefixtures("rows")
+def test_a_set_inside_the_recipe_builds_the_same_blocks(tmp_path: Path, base: BaseModel) -> None:
+    asked = {"num_sequences": 4, "sequence_length": 32}
+    inline = {"sources": [{"path": str(tmp_path / "set" / "rows.jsonl")}]}
+    inside = calibrated(recipe_of(tmp_path, inline, **asked), base)
+    assert inside.digest == calibrated(recipe_of(tmp_path, tmp_path / "set", **asked), base).digest
+
+
+@pytest.mark.usefixtures("rows")
+def test_blocks_built_before_are_used_as_they_are(tmp_path: Path, base: BaseModel) -> None:
+    built = calibrated(recipe_of(tmp_path, tmp_path / "set", num_sequences=5, sequence_length=16), base)
+    write_built(tmp_path / "built", built)
+    (tmp_path / "set" / "rows.jsonl").unlink()
+    recipe = recipe_of(tmp_path, tmp_path / "built")
+    assert budget_of(recipe).num_tokens == 80
+    read = calibrated(recipe, base)
+    assert np.array_equal(read.token_ids, built.token_ids)
+    with pytest.raises(RecipeError, match=r"calibration.sequence_length: found 32, those in .*built have 16"):
+        calibrated(recipe_of(tmp_path, tmp_path / "built", sequence_length=32), base)
+
+
+@pytest.mark.parametrize("on_leakage", ["refuse", "drop"])
+def test_an_evaluation_text_among_the_rows_is_refused_or_dropped(
+    tmp_path: Path, base: BaseModel, rows: list[str], on_leakage: str
 ) -> None:
-    with tickets.open(newline="") as file:
-        customer_of = {f"{number}": row["customer"] for number, row in enumerate(csv.DictReader(file), start=2)}
-    recipe = make({"on_leakage": "drop"}, {"frac": 0.4, "salt": salt}, **HELD_OUT)
-    built = build(recipe)
-    assert built is not None
-    assert built.account[0].dropped["held out"] > 10
-    texts = read_texts(recipe, tiny_llama)
-    evaluated = {customer_of[text.row.rsplit(":", 1)[1]] for text in texts if text.is_held_out}
-    calibrated = {customer_of[document.where.rsplit(":", 1)[1]] for document in built.documents}
-    assert evaluated and calibrated
-    assert calibrated.isdisjoint(evaluated | {"c7"})
+    recipe = recipe_of(tmp_path, tmp_path / "set", num_sequences=4, sequence_length=32, on_leakage=on_leakage)
+    texts = [EvalText("evals/support", "items.jsonl:3", rows[16]), EvalText("evals/support", "items.jsonl:9", "other")]
+    if on_leakage == "refuse":
+        with pytest.raises(DataError) as caught:
+            calibrated(recipe, base, *texts)
+        assert "1 row overlaps evals/support (1 exact)" in str(caught.value)
+        assert "rows.jsonl:17 = items.jsonl:3" in str(caught.value)
+        assert rows[16] not in str(caught.value)
+    else:
+        built = calibrated(recipe, base, *texts)
+        assert built.account[0].dropped == {"leaked": 1}
+        assert "rows.jsonl:17" not in {document.where for document in built.documents}
 
 
-def test_set_that_only_the_evaluation_reads_is_not_built(make: Make, build: Build) -> None:
-    assert build(make(holdout={"frac": 0.4}, solver="rtn", **HELD_OUT)) is None
+def test_built_blocks_are_compared_by_the_hashes_of_their_rows(
+    tmp_path: Path, base: BaseModel, rows: list[str]
+) -> None:
+    whole = recipe_of(tmp_path, tmp_path / "set", num_sequences=20, sequence_length=32)
+    write_built(tmp_path / "built", calibrated(whole, base))
+    used = {document.where for document in calibrated(whole, base).documents}
+    leaked = next(text for number, text in enumerate(rows, start=1) if f"rows.jsonl:{number}" in used)
+    recipe, notes = recipe_of(tmp_path, tmp_path / "built"), Notes()
+    with pytest.raises(DataError, match=r"1 rows are evaluation texts: rows.jsonl:\d+ = suite:7"):
+        calibrated(recipe, base, EvalText("suite", "7", leaked.upper()))
+    calibrated(recipe, base, EvalText("suite", "7", "something else"), reporter=notes)
+    assert any("were not compared with what this recipe evaluates on" in note for note in notes.told)
+
+
+@pytest.mark.usefixtures("rows")
+def test_a_failed_build_leaves_no_cache(tmp_path: Path, base: BaseModel) -> None:
+    with pytest.raises(DataError, match="the set has"):
+        calibrated(recipe_of(tmp_path, tmp_path / "set", num_sequences=4000), base)
+    assert not (tmp_path / "run" / CACHE_FOLDER).exists()
