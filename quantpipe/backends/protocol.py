@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from quantpipe.models.description import DecoderDescription
@@ -53,6 +54,11 @@ class Executor(Protocol):
 
     @property
     def description(self) -> DecoderDescription: ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where weights and KV blocks lie."""
+        ...
 
     @property
     def weight_bytes(self) -> int: ...

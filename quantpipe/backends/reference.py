@@ -50,6 +50,10 @@ class ReferenceExecutor:
         return self.description.notes
 
     @property
+    def device(self) -> torch.device:
+        return self.embedding_VH.device
+
+    @property
     def weight_bytes(self) -> int:
         weights = [tensor for linear in self.linears.values() for tensor in (linear.weight_NK, linear.scale_NG)]
         return num_bytes([self.embedding_VH, *self.norms.values(), *(w for w in weights if w is not None)])

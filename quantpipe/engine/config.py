@@ -11,11 +11,15 @@ class EngineConfig:
     """Settings of one engine.
 
     ``backend`` names a row of ``quantpipe.backends.BACKENDS``. ``kv_dtype`` names a mode of ``KV_MODES``; None takes
-    what the artifact's manifest asks for (``auto`` for an ordinary model folder). ``num_kv_blocks`` None sizes the pool
-    so that ``max_num_seqs`` sequences of ``max_model_len`` fit, within ``kv_cache_bytes``. ``max_model_len`` None takes
-    the model's own limit, at most 4096. With ``prefix_cache`` the blocks of past prompts stay until their space is
-    needed, and a prompt that begins like one of them does not compute that part again. ``activation_divisor`` is the
-    int8 activation rule: 127 as served, 127.5 to compare with transformers.
+    what the artifact's manifest asks for (``auto`` for an ordinary model folder). ``max_model_len`` None takes the
+    model's own limit, at most 4096. ``activation_divisor`` is the int8 activation rule: 127 as served, 127.5 to compare
+    with transformers.
+
+    At most one of three sizes the pool of KV blocks: ``num_kv_blocks``; ``kv_cache_memory``, in bytes; or
+    ``memory_utilization``, the share of the device's memory (RAM on a CPU) that weights, the largest steps, measured
+    when the engine opens, and KV blocks may take together. Without any, ``max_num_seqs`` sequences of
+    ``max_model_len`` fit, within 1 GiB. With ``prefix_cache`` the blocks of past prompts stay until their space is
+    needed, and a prompt that begins like one of them does not compute that part again.
     """
 
     backend: str = "cpu"
@@ -25,16 +29,17 @@ class EngineConfig:
     max_num_batched_tokens: int = 512
     block_size: int = 16
     num_kv_blocks: int | None = None
-    kv_cache_bytes: int = 1 << 30
+    kv_cache_memory: int | None = None
+    memory_utilization: float | None = None
     prefix_cache: bool = True
     num_threads: int | None = None
     activation_divisor: float = 127.0
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_bytes"):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
             if getattr(self, name) < 1:
                 raise RecipeError(f"engine.{name}: {getattr(self, name)} is below 1")
-        for name in ("max_model_len", "num_kv_blocks", "num_threads"):
+        for name in ("max_model_len", "num_kv_blocks", "kv_cache_memory", "num_threads"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise RecipeError(f"engine.{name}: {getattr(self, name)} is below 1")
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -42,5 +47,15 @@ class EngineConfig:
                 f"engine.max_num_batched_tokens: {self.max_num_batched_tokens} is below max_num_seqs "
                 f"{self.max_num_seqs}; each running sequence needs one token per step"
             )
+        self._check_pool_size()
         if self.kv_dtype is not None:
             kv_mode(self.kv_dtype, "engine.kv_dtype")
+
+    def _check_pool_size(self) -> None:
+        # Written so that NaN, which compares false with everything, is refused.
+        if self.memory_utilization is not None and not 0 < self.memory_utilization <= 1:
+            raise RecipeError(f"engine.memory_utilization: {self.memory_utilization} is outside (0, 1]")
+        names = ("num_kv_blocks", "kv_cache_memory", "memory_utilization")
+        given = [f"engine.{name}" for name in names if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise RecipeError(f"{given[1]}: the pool of KV blocks is sized by {given[0]} already; give one of them")

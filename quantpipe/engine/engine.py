@@ -21,7 +21,8 @@ from quantpipe.backends import BACKENDS
 from quantpipe.backends.protocol import Executor
 from quantpipe.engine.block_pool import BlockPool
 from quantpipe.engine.config import EngineConfig
-from quantpipe.engine.kv_cache import resolve_max_model_len, resolve_num_kv_blocks
+from quantpipe.engine.kv_cache import resolve_max_model_len
+from quantpipe.engine.memory import size_pool
 from quantpipe.engine.prefix_cache import PrefixCache, PrefixNamespace
 from quantpipe.engine.request import (
     FinishReason,
@@ -77,8 +78,8 @@ class Engine:
         self.kv_dtype = kv_dtype
         self.backend_notes = executor.notes
         self.max_model_len = resolve_max_model_len(config, self.description.max_position_embeddings)
-        bytes_per_block = executor.kv_bytes_per_block(config.block_size, kv_dtype)
-        num_blocks = resolve_num_kv_blocks(config, self.max_model_len, bytes_per_block)
+        max_scored_rows = max(1, MAX_SCORED_BYTES // (4 * self.description.vocab_size))
+        num_blocks, self.memory = size_pool(executor, config, kv_dtype, self.max_model_len, max_scored_rows)
         self._runner = ModelRunner(executor, executor.allocate_kv_cache(num_blocks, config.block_size, kv_dtype))
         self._pool = BlockPool(num_blocks)
         self._prefix_cache = PrefixCache(self._pool, config.block_size)
@@ -88,7 +89,7 @@ class Engine:
             config.block_size,
             config.max_num_seqs,
             config.max_num_batched_tokens,
-            max_scored_rows=max(1, MAX_SCORED_BYTES // (4 * self.description.vocab_size)),
+            max_scored_rows,
             prefix_cache=self._prefix_cache if config.prefix_cache else None,
         )
         self._eos_token_ids = frozenset(self.description.eos_token_ids)

@@ -35,6 +35,7 @@ class FakeExecutor:
         self.description = SimpleNamespace(
             vocab_size=VOCAB, max_position_embeddings=MAX_POSITIONS, eos_token_ids=eos_token_ids
         )
+        self.device = torch.device("cpu")
         self.weight_bytes = 0
         self.notes: tuple[str, ...] = ()
         self.poison = poison

@@ -316,10 +316,10 @@ def test_numpy_integers_are_token_ids_too(engine: Engine, fake_model: SimpleName
             "engine.num_kv_blocks: 15 blocks .* raise it to 16 or lower engine.max_model_len to 60",
         ),
         (
-            {"num_kv_blocks": None, "kv_cache_bytes": 100},
-            "engine.kv_cache_bytes: 100 bytes .* raise it to 512 or lower engine.max_model_len to 12",
+            {"num_kv_blocks": None, "kv_cache_memory": 100},
+            "engine.kv_cache_memory: 100 bytes .* raise it to 512 or lower engine.max_model_len to 12",
         ),
-        ({"num_kv_blocks": None, "kv_cache_bytes": 8}, "raise it to 512$"),
+        ({"num_kv_blocks": None, "kv_cache_memory": 8}, "raise it to 512$"),
         ({"max_num_batched_tokens": 3}, "engine.max_num_batched_tokens: 3 is below max_num_seqs 4"),
         ({"num_kv_blocks": 0}, "engine.num_kv_blocks: 0 is below 1"),
     ],
@@ -334,5 +334,5 @@ def test_engine_that_could_not_serve_is_refused_with_what_to_change(
 def test_pool_holds_every_sequence_at_full_length_or_what_the_bytes_allow(fake_model: SimpleNamespace) -> None:
     config = dataclasses.replace(CONFIG, num_kv_blocks=None)
     assert Engine(fake_model.executor(), config).stats().total_blocks == 64
-    config = dataclasses.replace(config, kv_cache_bytes=32 * 20 + 31)
+    config = dataclasses.replace(config, kv_cache_memory=32 * 20 + 31)
     assert Engine(fake_model.executor(), config).stats().total_blocks == 20

@@ -66,6 +66,10 @@ class CpuExecutor:
     weight_bytes: int
     notes: tuple[str, ...]
 
+    @property
+    def device(self) -> torch.device:
+        return self.embedding_VH.device
+
     def kv_bytes_per_block(self, block_size: int, dtype: str) -> int:
         shape = self.description
         return shape.num_layers * block_size * KV_MODES[dtype].token_bytes(shape.num_kv_heads, shape.head_dim)
