@@ -1,6 +1,6 @@
 """Folding keeps offsets; groups of digits are joined as far as one number may reach."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quantpipe.calibration.redaction.scan import Scan, Span, layout, windows
@@ -16,6 +16,7 @@ def test_signs_of_full_width_and_other_digits_become_ascii() -> None:
     assert Scan("10–20—30 188·00").text == "10-20-30 188.00"
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.text(alphabet="a1９\u200b\ufeff\u00adé中 -😀", max_size=40))
 def test_a_span_is_located_where_its_characters_came_from(text: str) -> None:
     scan = Scan(text)
@@ -25,6 +26,7 @@ def test_a_span_is_located_where_its_characters_came_from(text: str) -> None:
         assert scan.locate(Span(at, at + 1, "")) == Span(visible[at], visible[at] + 1, "")
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.text(max_size=60))
 def test_lower_case_has_the_length_of_the_text(text: str) -> None:
     scan = Scan(text)
