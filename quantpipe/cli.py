@@ -7,7 +7,6 @@ import errno
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ import click
 from quantpipe import __version__
 from quantpipe.cli_calibrate import calibrate
 from quantpipe.cli_options import cache_folder, open_reporter, read_recipe, recipe_arguments
+from quantpipe.cli_traceback import one_line, traceback_text
 from quantpipe.errors import EXIT_DATA, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_PASS, EXIT_USAGE, QuantpipeError
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ def run(arguments: Sequence[str]) -> int:
         return EXIT_TERMINATED
     except Exception as error:
         if session.debug:
-            traceback.print_exc()
+            click.echo(traceback_text(error), err=True, nl=False)
         message, code = failure(error)
         click.echo(message, err=True)
         return code
@@ -235,6 +235,5 @@ def failure(error: Exception) -> tuple[str, int]:
         return f"{error.filename or 'disk'}: no space left; free some and run the command again", EXIT_DATA
     if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return f"{error.filename or 'file'}: may not be read or written; change its permissions", EXIT_DATA
-    text = " ".join(str(error).split())
     hint = "run the command again as 'quantpipe --debug ...' for the traceback, and report it"
-    return f"internal error: {type(error).__name__}: {text}; {hint}", EXIT_INTERNAL
+    return f"internal error: {one_line(error)}; {hint}", EXIT_INTERNAL

@@ -28,7 +28,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "self_text",
         "self_text_writer",
     ),
-    ("cli", "cli_calibrate", "cli_options"),
+    ("cli", "cli_calibrate", "cli_options", "cli_traceback"),
 )
 ROW_OF = {name: row for row, names in enumerate(ROWS) for name in names}
 SIBLINGS_APART = {"quantize", "engine"}
