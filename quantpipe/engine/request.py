@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,8 @@ from quantpipe.errors import RequestError
 # row i are the logits *after* reading prompt_ids[first + i], i.e. they predict position first + i + 1.
 # Chunks arrive in order and cover each prompt position once. The array is valid during the call only: copy to keep.
 PromptLogitsSink = Callable[[int, npt.NDArray[np.float32]], None]
+
+QosClass = Literal["interactive", "standard", "batch"]
 
 MAX_LOGPROBS = 20
 
@@ -62,6 +65,8 @@ class Request:
     """One prompt and how to continue it.
 
     Prompts share what was computed of a common prefix only under the same ``cache_salt``: a secret of each tenant.
+    Who runs first is up to the engine's policy: ``priority`` (lower first), ``qos`` and ``deadline_s`` (seconds from
+    ``arrival_s``, which is a time of the engine's clock, to the last token).
     """
 
     request_id: str
@@ -69,6 +74,10 @@ class Request:
     params: SamplingParams
     prompt_logits_sink: PromptLogitsSink | None = None
     cache_salt: str = ""
+    priority: int = 0
+    qos: QosClass = "standard"
+    deadline_s: float | None = None
+    arrival_s: float = 0.0
 
     @property
     def is_scored(self) -> bool:
@@ -124,12 +133,15 @@ class Sequence:
     ``num_computed_tokens`` counts tokens whose keys and values are in the cache: zero again after preemption.
     ``num_seen_tokens`` is the most it ever was: what was delivered for positions below it is not delivered again.
     ``seed`` is the request's own, or one drawn for it. ``namespace`` is where its blocks may be shared.
+    ``index`` is which of the request's samples it is; ``num_pending_forks`` others will start where its prompt ends.
     """
 
     request: Request
     token_ids: list[int]
     seed: int = 0
     namespace: PrefixNamespace = field(default_factory=PrefixNamespace)
+    index: int = 0
+    num_pending_forks: int = 0
     num_computed_tokens: int = 0
     num_seen_tokens: int = 0
     block_table: list[int] = field(default_factory=list)

@@ -16,6 +16,7 @@ Running sequences are always older than waiting ones, and both lists are in the 
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from quantpipe.engine.block_pool import BlockPool
 from quantpipe.engine.prefix_cache import PrefixCache
@@ -23,14 +24,18 @@ from quantpipe.engine.request import Sequence
 from quantpipe.errors import RequestError
 
 
-@dataclass(frozen=True)
-class Advance:
-    """Sequence ``seq`` reads its tokens ``start .. start + num_tokens``; the logits of the last few are wanted."""
+class Advance(NamedTuple):
+    """Sequence ``seq`` reads its tokens ``start .. start + num_tokens``; the logits of the last few are wanted.
+
+    ``draft_ids`` are guesses of what follows its own tokens. They are the last of ``num_tokens``, and a row of logits
+    is wanted for each of them and for the token before them: as many may be chosen as prove right, and one more.
+    """
 
     seq: Sequence
     start: int
     num_tokens: int
     num_logit_rows: int
+    draft_ids: tuple[int, ...] = ()
 
     @property
     def end(self) -> int:
@@ -38,15 +43,23 @@ class Advance:
 
     @property
     def has_sample(self) -> bool:
-        """Whether every token is now read, so that the last row chooses a new one."""
-        return self.end == self.seq.num_tokens and self.seq.request.params.max_tokens > 0
+        """Whether every token is now read, so that the last rows choose new ones."""
+        seq = self.seq
+        return (
+            self.start + self.num_tokens - len(self.draft_ids) == seq.num_tokens and seq.request.params.max_tokens > 0
+        )
 
 
 @dataclass(frozen=True)
 class Step:
-    """What to compute next, oldest sequence first. Empty when there is nothing to do."""
+    """What to compute next, first in order first. Empty when there is nothing to do.
+
+    ``copies`` of whole blocks (source, destination) come first, before any key or value is written: their sources are
+    shared and may change hands. All sources are read as they were before the step; no destination occurs twice.
+    """
 
     advances: tuple[Advance, ...]
+    copies: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass
@@ -116,21 +129,34 @@ class Scheduler:
             self.waiting.remove(seq)
         self._free(seq)
 
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """Let ``child`` run beside ``parent``, whose computed tokens it begins with: it shares the blocks of those.
+
+        Call after ``commit``. The slot for it was kept free since ``parent`` was admitted: one of its
+        ``num_pending_forks``.
+        """
+        parent.num_pending_forks -= 1
+        child.num_computed_tokens = child.num_seen_tokens = parent.num_computed_tokens
+        child.block_table = parent.block_table[: self._num_blocks(parent.num_computed_tokens)]
+        self.pool.share(child.block_table)
+        self.running.insert(self.running.index(parent) + 1, child)
+
     def schedule(self) -> Step:
         """Choose the next step and allocate its blocks. Nothing advances until ``commit``."""
         budget = _Budget(self.max_num_batched_tokens, self.max_scored_rows)
         shares = self._share(budget)
         num_preemptions = self.num_preemptions
         advances: list[Advance] = []
+        copies: dict[Sequence, tuple[int, int]] = {}
         index = 0
         while index < len(self.running):  # the list loses its tail where younger sequences are preempted
             seq = self.running[index]
-            if shares[seq] and self._grow(seq):
+            if shares[seq] and self._grow(seq, copies):
                 advances.append(_advance(seq, shares[seq]))
             index += 1
         if self.num_preemptions == num_preemptions:
             advances += self._admit(budget)
-        return Step(tuple(advances))
+        return Step(tuple(advances), tuple(copies.values()))
 
     def commit(self, step: Step, failed: Collection[Sequence] = ()) -> None:
         """The step was computed: its keys and values are in the cache, to be shared but for those of ``failed``."""
@@ -150,22 +176,36 @@ class Scheduler:
         reading = [seq for seq in self.running if seq.num_uncomputed_tokens > 1]
         return {seq: budget.take(seq) for seq in decoding + reading}
 
-    def _grow(self, seq: Sequence) -> bool:
-        """Give ``seq`` blocks for all of its tokens, preempting younger ones; False where it was itself preempted."""
+    def _grow(self, seq: Sequence, copies: dict[Sequence, tuple[int, int]]) -> bool:
+        """Give ``seq`` blocks for all of its tokens, preempting younger ones; False where it was itself preempted.
+
+        Where the block it writes into next is shared, it gets a copy.
+        """
         num_missing = self._num_blocks(seq.num_tokens) - len(seq.block_table)
-        while num_missing > self.pool.num_available:
+        while num_missing + self._must_copy(seq) > self.pool.num_available:
             victim = self.running.pop()
             self._free(victim)
+            copies.pop(victim, None)
             self.waiting.appendleft(victim)
             self.num_preemptions += 1
             if victim is seq:
                 return False
+        if self._must_copy(seq):
+            copy = self.pool.make_writable(seq.block_table, seq.num_computed_tokens // self.block_size)
+            assert copy is not None
+            copies[seq] = copy
         seq.block_table += self.pool.allocate(num_missing)
         return True
 
+    def _must_copy(self, seq: Sequence) -> bool:
+        """Whether the next token goes into a block that others read too. Later blocks are always its own."""
+        index, offset = divmod(seq.num_computed_tokens, self.block_size)
+        return offset > 0 and self.pool.must_copy(seq.block_table[index])
+
     def _admit(self, budget: _Budget) -> list[Advance]:
         advances = []
-        while self.waiting and len(self.running) < self.max_num_seqs:
+        num_slots = self.max_num_seqs - sum(1 + seq.num_pending_forks for seq in self.running)
+        while self.waiting and 1 + self.waiting[0].num_pending_forks <= num_slots:
             seq = self.waiting[0]
             hits = self._match(seq)
             # Whole blocks for all its tokens, and one left for each running sequence to grow into:
@@ -181,6 +221,7 @@ class Scheduler:
                 break
             self._take_blocks(seq, hits, num_missing)
             self.running.append(self.waiting.popleft())
+            num_slots -= 1 + seq.num_pending_forks
             advances.append(_advance(seq, num_tokens))
         return advances
 
