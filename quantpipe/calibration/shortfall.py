@@ -18,9 +18,9 @@ def require_rows(definition: SetDefinition, num_left: Sequence[int], readings: S
     for index, (source, num_rows, reading) in enumerate(zip(definition.sources, num_left, readings, strict=True)):
         if num_rows:
             continue
-        left = f"no row is left of {reading.num_rows:,}" if reading.num_rows else "gave no samples"
+        left = f": no row is left of {reading.num_rows:,}" if reading.num_rows else " gave no samples"
         why = f" ({counted(reading.dropped)})" if reading.dropped else ""
-        lines.append(f"{definition.file}: sources[{index}]: {source.label} {left}{why}; fill or remove it")
+        lines.append(f"{definition.file}: sources[{index}]: {source.label}{left}{why}; fill or remove it")
     if lines:
         raise DataError("\n".join(lines))
 
@@ -61,7 +61,7 @@ def _too_few(definition: SetDefinition, selection: Selection, budget: Budget, nu
     if num_built == 0:
         return (
             f"{definition.file}: {asked}; {there}, less than one sequence{why}; "
-            f"lower calibration.sequence_length to at most {num_there}, or add samples"
+            f"lower calibration.sequence_length to at most {num_there}{_cap_advice(total)}, or add samples"
         )
     if definition.header.packing != "truncate":
         there = f"{there} ({num_built} x {length}){why}"

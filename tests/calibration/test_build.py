@@ -11,8 +11,10 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
 
-from quantpipe.calibration import Budget, SourceAccount, build_calibration
+from quantpipe.calibration import Budget, BuildContext, SourceAccount, build_calibration
 from quantpipe.calibration.calibration_set import digest_blocks
+from quantpipe.calibration.holdout import holdout_key, is_held_out
+from quantpipe.calibration.leakage import EvalText
 from quantpipe.errors import DataError
 
 Make = Callable[..., Path]
@@ -184,3 +186,116 @@ def samples_with_x(token_ids: npt.NDArray[np.int64]) -> list[list[int]]:
     row = token_ids.ravel()
     pieces = np.split(row, np.flatnonzero(row == EOS) + 1)[:-1]
     return [piece.tolist() for piece in pieces if x_id in piece]
+
+
+def with_keys(folder: Path, header: str) -> Path:
+    """The set with further keys at its top."""
+    text = (folder / "set.yaml").read_text(encoding="utf-8")
+    (folder / "set.yaml").write_text(text.replace("name: tiny", f"name: tiny\n{header}"), encoding="utf-8")
+    return folder
+
+
+def text_of(token_ids: npt.NDArray[np.int64], model: Path) -> str:
+    from transformers import AutoTokenizer
+
+    return str(AutoTokenizer.from_pretrained(model).decode(token_ids.ravel()))
+
+
+def test_values_are_redacted_before_they_become_tokens_and_are_counted(make_set: Make, make_tokenizer: Make) -> None:
+    rows, model = [f"{i:04d} write to jane.doe{i}@example.com today" for i in range(40)], make_tokenizer()
+    folder = make_set([json.dumps({"text": row}) for row in rows])
+    built = build_calibration(folder, model, Budget(4, 100))
+    text = text_of(built.token_ids, model)
+    assert "example.com" not in text
+    assert "<EMAIL_" in text
+    assert built.account[0].redacted == {"email": 40}
+    plain = build_calibration(with_keys(folder, "redact: off"), model, Budget(4, 100))
+    assert "@example.com" in text_of(plain.token_ids, model)
+
+
+def test_copies_across_sources_and_near_duplicates_are_dropped(make_set: Make, make_tokenizer: Make) -> None:
+    rng, model = random.Random(0), make_tokenizer()
+    texts = [" ".join("".join(rng.choices("abcdefgh", k=5)) for _ in range(20)) for _ in range(20)]
+    near = [f"{text} again" for text in texts[:5]]
+    folder = make_set([json.dumps({"text": text}) for text in (*texts, *near)])
+    copies = [json.dumps({"text": text.upper()}) for text in texts[:7]]
+    (folder / "more.jsonl").write_text("\n".join((*copies, json.dumps({"text": "of its own " * 9}))))
+    with (folder / "set.yaml").open("a") as definition:
+        definition.write("  - {path: more.jsonl}\n")
+    built = build_calibration(folder, model, Budget(20, 100))
+    dropped = [account.dropped for account in built.account]
+    assert sum(each.get("exact duplicate", 0) for each in dropped) == 7
+    assert sum(each.get("near duplicate", 0) for each in dropped) == 5
+    assert sum(account.num_samples_available for account in built.account) == 21
+
+
+def test_a_row_that_copies_another_is_kept_where_only_equal_ones_count(make_set: Make, make_tokenizer: Make) -> None:
+    rows = [
+        json.dumps({"text": f"the quick brown fox jumps over one lazy dog near a river bank while it rains {i}"})
+        for i in range(40)
+    ]
+    folder, model = make_set(rows), make_tokenizer()
+    assert build_calibration(with_keys(folder, "near_duplicates: off"), model, Budget(4, 100)).token_ids.size == 400
+    with pytest.raises(DataError, match="after dropping rows: 39 near duplicate"):
+        build_calibration(make_set(rows), model, Budget(4, 100))
+
+
+def test_separate_documents_have_positions_of_their_own(make_set: Make, make_tokenizer: Make) -> None:
+    folder, model = make_set(text_rows(40, 19)), make_tokenizer()
+    joined = build_calibration(folder, model, Budget(4, 50))
+    apart = build_calibration(with_keys(folder, "packing: separate"), model, Budget(4, 50))
+    assert joined.position_ids is None
+    assert apart.position_ids is not None
+    assert apart.token_ids.tolist() == joined.token_ids.tolist()
+    assert apart.digest != joined.digest
+    assert apart.position_ids[0, 18:22].tolist() == [18, 19, 0, 1]
+    assert apart.position_ids[1, 0] == 0
+    assert sum(document.num_tokens_used for document in apart.documents) == 200
+
+
+def test_truncated_sequences_are_the_beginnings_of_rows(make_set: Make, make_tokenizer: Make) -> None:
+    rng = random.Random(0)
+    rows = ["".join(rng.choices("abcdefghijklmnop", k=length)) for length in [20] * 30 + [80] * 12]
+    folder, model = make_set([json.dumps({"text": row}) for row in rows]), make_tokenizer()
+    built = build_calibration(with_keys(folder, "packing: truncate"), model, Budget(10, 40))
+    assert built.token_ids.shape == (10, 40)
+    assert len(built.documents) == built.account[0].num_samples_truncated == 10
+    assert built.account[0].dropped == {"shorter than a sequence": 30}
+    beginnings = {row[:40] for row in rows}
+    assert all(text_of(sequence, model) in beginnings for sequence in built.token_ids)
+    with pytest.raises(DataError, match=r"asked for 20 rows of 40 tokens or more; the set has 12 after dropping rows"):
+        build_calibration(folder, model, Budget(20, 40))
+
+
+def test_bad_rows_can_be_dropped_and_are_counted(make_set: Make, make_tokenizer: Make) -> None:
+    folder = make_set([*text_rows(40, 19), '{"text": 5}', '{"text": ""}', b'{"text": "\xff"}'])
+    model = make_tokenizer()
+    built = build_calibration(with_keys(folder, "bad_rows: drop"), model, Budget(10, 32))
+    assert built.account[0].dropped == {"bad row": 2, "empty": 1}
+
+
+def test_filters_that_leave_nothing_are_refused_with_counts(make_set: Make, make_tokenizer: Make) -> None:
+    folder = make_set(text_rows(40, 19), "filter: {min_chars: 50}")
+    with pytest.raises(DataError, match=r"rows.jsonl: no row is left of 40 \(40 filtered\); fill or remove it"):
+        build_calibration(folder, make_tokenizer(), Budget(1, 8))
+
+
+def test_held_out_groups_give_nothing(make_set: Make, make_tokenizer: Make) -> None:
+    rows = [json.loads(row) | {"who": f"c{i % 10}"} for i, row in enumerate(text_rows(200, 19))]
+    folder = make_set([json.dumps(row) for row in rows], "group: who\n    max_group_frac: 0.5")
+    built = build_calibration(with_keys(folder, "holdout: {frac: 0.3}"), make_tokenizer(), Budget(2, 32))
+    used = {rows[int(document.where.split(":")[1]) - 1]["who"] for document in built.documents}
+    held_out = {f"c{i}" for i in range(10) if is_held_out(holdout_key(f"c{i}", ""), "", 0.3)}
+    assert 0 < len(held_out) < 10
+    assert not used & held_out
+    assert built.account[0].dropped["held out"] == 20 * len(held_out)
+
+
+def test_rows_like_what_is_evaluated_are_refused_or_dropped(make_set: Make, make_tokenizer: Make) -> None:
+    folder, model = make_set(text_rows(40, 19)), make_tokenizer()
+    texts = [EvalText("suite", str(i), json.loads(row)["text"]) for i, row in enumerate(text_rows(3, 19))]
+    with pytest.raises(DataError, match=r"calibration set tiny: 3 rows overlap suite \(3 exact\): .*rows.jsonl:1 = 0"):
+        build_calibration(folder, model, Budget(10, 32), context=BuildContext(eval_texts=texts))
+    built = build_calibration(folder, model, Budget(10, 32), context=BuildContext(eval_texts=texts, on_leakage="drop"))
+    assert built.account[0].dropped == {"leaked": 3}
+    assert built.account[0].num_samples_available == 37
