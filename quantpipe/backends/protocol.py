@@ -4,6 +4,7 @@ Shapes: T tokens of this step over all sequences, S sequences, B KV blocks, R ro
 V vocabulary.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -47,6 +48,13 @@ class KVCache(Protocol):
 
     @property
     def num_bytes(self) -> int: ...
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks, (source, destination) each, in every layer.
+
+        All sources are read as they were before the call; no destination occurs twice.
+        """
+        ...
 
 
 class Executor(Protocol):

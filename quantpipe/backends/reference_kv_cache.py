@@ -4,8 +4,10 @@ Shapes: T tokens of a step, C context tokens of one sequence, J KV heads, D head
 that hold one head's codes, P parameters beside them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from quantpipe.backends.memory import lazy_zeros
@@ -54,6 +56,12 @@ class ReferenceKVStore:
             parameters_CJP = self.parameters[blocks].flatten(0, 1)[:context_len]
         return decode_kv(codes_CJW, parameters_CJP, self.rule, self.scale_J1)
 
+    def copy_blocks(self, sources: Tensor, destinations: Tensor) -> None:
+        """Give destination blocks what the sources hold."""
+        for stored in (self.codes, self.parameters):
+            if stored is not None:
+                stored[destinations] = stored[sources]
+
 
 @dataclass(frozen=True)
 class ReferenceKVCache:
@@ -90,3 +98,9 @@ class ReferenceKVCache:
     @property
     def num_bytes(self) -> int:
         return sum(store.num_bytes for store in (*self.keys, *self.values))
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks, (source, destination) each, in every layer."""
+        sources, destinations = torch.tensor(copies, dtype=torch.int64).view(-1, 2).unbind(1)
+        for store in (*self.keys, *self.values):
+            store.copy_blocks(sources, destinations)

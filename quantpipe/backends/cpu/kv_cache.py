@@ -5,6 +5,7 @@ b block_size, W elements that hold one head's codes, P parameters beside them, S
 C = M * b context tokens.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -55,6 +56,12 @@ class CpuKVStore:
             parameters_hSCP = self._gather(self.parameters, block_ids, num_sequences)
         scale_h111 = None if self.scale_h1 is None else self.scale_h1.view(-1, 1, 1, 1)
         return decode_kv(codes_hSCW, parameters_hSCP, self.rule, scale_h111)
+
+    def copy_blocks(self, sources: Tensor, destinations: Tensor) -> None:
+        """Give destination blocks what the sources hold."""
+        for stored in (self.codes, self.parameters):
+            if stored is not None:
+                stored.index_copy_(1, destinations, stored.index_select(1, sources))
 
     def _gather(self, stored: Tensor, block_ids: Tensor, num_sequences: int) -> Tensor:
         width = stored.shape[2] // self.block_size
@@ -107,6 +114,13 @@ class CpuKVCache:
     @property
     def num_bytes(self) -> int:
         return sum(store.num_bytes for stores in self.layers for store in stores)
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks, (source, destination) each, in every layer."""
+        sources, destinations = torch.tensor(copies, dtype=torch.int64).view(-1, 2).unbind(1)
+        for stores in self.layers:
+            for store in stores:
+                store.copy_blocks(sources, destinations)
 
     def write(self, layer: int, new_THD: Tensor, slots_T: Tensor) -> None:
         """Store this step's keys, then values, [T, 2J, D]."""

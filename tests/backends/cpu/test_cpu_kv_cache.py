@@ -91,3 +91,30 @@ def test_sequences_are_read_side_by_side(dtype: str) -> None:
         )
         order = torch.tensor([[20, 21, 22, 23, 0, 1, 2, 3], [12, 13, 14, 15, 4, 5, 6, 7]])
         assert torch.equal(part_JSCD, expected_TJD[order].permute(2, 0, 1, 3))
+
+
+@pytest.mark.parametrize("dtype", KV_MODES)
+@pytest.mark.parametrize("backend", [CpuKVCache, ReferenceKVCache])
+def test_copied_blocks_hold_what_their_sources_held_before(
+    backend: type[CpuKVCache] | type[ReferenceKVCache], dtype: str
+) -> None:
+    kv = backend.allocate(
+        NUM_BLOCKS, BLOCK_SIZE, dtype, 2, NUM_HEADS, HEAD_DIM, KVScales(SCALES.key * 2, SCALES.value * 2)
+    )
+    stores = [*kv.keys, *kv.values] if isinstance(kv, ReferenceKVCache) else [s for own in kv.layers for s in own]
+    generator = torch.Generator().manual_seed(0)
+    for store in stores:
+        for stored in (store.codes, store.parameters):
+            if stored is not None:
+                stored.copy_(torch.randint(-99, 99, stored.shape, generator=generator))
+    before = [_blocks_first(stored, backend).clone() for store in stores for stored in (store.codes, store.parameters)]
+    kv.copy_blocks([(0, 4), (4, 1), (2, 5)])
+    after = [_blocks_first(stored, backend) for store in stores for stored in (store.codes, store.parameters)]
+    for old_B, new_B in zip(before, after, strict=True):
+        assert torch.equal(new_B, old_B[[0, 4, 2, 3, 0, 2]] if len(old_B) else old_B)
+
+
+def _blocks_first(stored: torch.Tensor | None, backend: type) -> torch.Tensor:
+    if stored is None:
+        return torch.empty(0)
+    return stored if backend is ReferenceKVCache else stored.transpose(0, 1)
