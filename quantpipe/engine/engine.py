@@ -137,7 +137,8 @@ class Engine:
         request = Request(request_id, token_ids, params, prompt_logits_sink, cache_salt)
         check_request(request, self.description.vocab_size, self.max_model_len)
         seed = secrets.randbits(64) if params.seed is None else params.seed
-        seq = Sequence(request, list(token_ids), seed, self._namespace._replace(salt=cache_salt))
+        namespace = self._namespace._replace(salt=cache_salt)
+        seq = Sequence(request, list(token_ids), seed, namespace, self._eos_token_ids)
         self._scheduler.add(seq)
         self._unfinished[request_id] = seq
         return request_id

@@ -1,6 +1,5 @@
 """What a caller asks of the engine and what comes back. Requests are frozen; ``Sequence`` is their mutable progress."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -10,6 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from quantpipe.engine.prefix_cache import PrefixNamespace
+from quantpipe.engine.sampled import Sampled
+from quantpipe.engine.sampling_params import SamplingParams as SamplingParams
+from quantpipe.engine.sampling_params import check_params, check_token_id
 from quantpipe.errors import RequestError
 
 # Called with the index of the first prompt position of a chunk and its float32 logits [rows, vocab]:
@@ -18,28 +20,6 @@ from quantpipe.errors import RequestError
 PromptLogitsSink = Callable[[int, npt.NDArray[np.float32]], None]
 
 QosClass = Literal["interactive", "standard", "batch"]
-
-MAX_LOGPROBS = 20
-
-
-@dataclass(frozen=True)
-class SamplingParams:
-    """How new tokens are chosen. ``temperature`` 0 is greedy; ``top_k`` 0 and ``top_p`` 1 switch those filters off.
-
-    ``max_tokens`` 0 only reads the prompt (for scoring). ``seed`` makes a request's draws independent of what else
-    is in the batch. ``logprobs`` n returns the n most likely alternatives and the chosen token's log-probability,
-    all before temperature and filters. ``prompt_logprobs`` returns the same of each prompt token after the first.
-    """
-
-    max_tokens: int = 16
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    seed: int | None = None
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    logprobs: int | None = None
-    prompt_logprobs: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,7 +62,7 @@ class Request:
     @property
     def is_scored(self) -> bool:
         """Whether the logits of every prompt position are wanted, not only those of the last."""
-        return self.params.prompt_logprobs or self.prompt_logits_sink is not None
+        return self.params.prompt_logprobs is not None or self.prompt_logits_sink is not None
 
 
 @dataclass(frozen=True)
@@ -133,6 +113,7 @@ class Sequence:
     ``num_computed_tokens`` counts tokens whose keys and values are in the cache: zero again after preemption.
     ``num_seen_tokens`` is the most it ever was: what was delivered for positions below it is not delivered again.
     ``seed`` is the request's own, or one drawn for it. ``namespace`` is where its blocks may be shared.
+    ``eos_token_ids`` are the model's.
     ``index`` is which of the request's samples it is; ``num_pending_forks`` others will start where its prompt ends.
     """
 
@@ -140,6 +121,7 @@ class Sequence:
     token_ids: list[int]
     seed: int = 0
     namespace: PrefixNamespace = field(default_factory=PrefixNamespace)
+    eos_token_ids: frozenset[int] = frozenset()
     index: int = 0
     num_pending_forks: int = 0
     num_computed_tokens: int = 0
@@ -147,6 +129,16 @@ class Sequence:
     block_table: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    _sampled: Sampled = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._sampled = Sampled(self.request.params, self.request.prompt_ids, self.seed, self.eos_token_ids)
+
+    def sampled(self) -> Sampled:
+        """What the next token depends on besides its logits. Takes as long as what was appended since the last call."""
+        for token_id in self.token_ids[self.num_prompt_tokens + self._sampled.num_generated :]:
+            self._sampled.append(token_id)
+        return self._sampled
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -168,12 +160,12 @@ class Sequence:
 
 def check_request(request: Request, vocab_size: int, max_model_len: int) -> None:
     """Raise RequestError, naming the parameter as an HTTP caller knows it, for what can never be served."""
-    _check_params(request.params, vocab_size)
+    check_params(request.params, vocab_size)
     prompt_ids, max_tokens = request.prompt_ids, request.params.max_tokens
     if not prompt_ids:
         raise RequestError("prompt: empty; give at least one token", "prompt")
     for token_id in (min(prompt_ids), max(prompt_ids)):
-        _check_token_id(token_id, vocab_size, "prompt")
+        check_token_id(token_id, vocab_size, "prompt")
     if len(prompt_ids) + min(max_tokens, 1) > max_model_len:
         raise RequestError(
             f"prompt: {len(prompt_ids):,} tokens do not fit in max_model_len {max_model_len:,} with one new token; "
@@ -186,24 +178,3 @@ def check_request(request: Request, vocab_size: int, max_model_len: int) -> None
             f"{max_model_len:,}; ask for at most {max_model_len - len(prompt_ids):,}",
             "max_tokens",
         )
-
-
-def _check_params(params: SamplingParams, vocab_size: int) -> None:
-    # Written so that NaN, which compares false with everything, is refused.
-    if not (params.temperature >= 0 and math.isfinite(params.temperature)):
-        raise RequestError(f"temperature: {params.temperature} is not a finite number of at least 0", "temperature")
-    if not 0 < params.top_p <= 1:
-        raise RequestError(f"top_p: {params.top_p} is outside (0, 1]", "top_p")
-    if params.top_k < 0:
-        raise RequestError(f"top_k: {params.top_k} is below 0 (0 switches it off)", "top_k")
-    if params.max_tokens < 0:
-        raise RequestError(f"max_tokens: {params.max_tokens} is below 0", "max_tokens")
-    if params.logprobs is not None and not 0 <= params.logprobs <= MAX_LOGPROBS:
-        raise RequestError(f"logprobs: {params.logprobs} is outside 0..{MAX_LOGPROBS}", "logprobs")
-    for token_id in params.stop_token_ids:
-        _check_token_id(token_id, vocab_size, "stop_token_ids")
-
-
-def _check_token_id(token_id: int, vocab_size: int, param: str) -> None:
-    if not 0 <= token_id < vocab_size:
-        raise RequestError(f"{param}: token id {token_id} is outside the vocabulary 0..{vocab_size - 1}", param)

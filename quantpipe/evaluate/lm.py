@@ -16,7 +16,7 @@ from quantpipe.errors import DataError
 from quantpipe.evaluate.served import ServedModel, TextCodec
 from quantpipe.report import Progress, no_progress
 
-SCORE_PARAMS = SamplingParams(max_tokens=0, ignore_eos=True, prompt_logprobs=True)
+SCORE_PARAMS = SamplingParams(max_tokens=0, ignore_eos=True, prompt_logprobs=0)
 REQUESTS_PER_CALL = 64  # several times what runs at once, so batches stay full; small enough that progress moves
 KNOWN_GENERATION_KEYS = ("do_sample", "max_gen_toks", "temperature", "until")
 DEFAULT_MAX_GEN_TOKS = 256  # lm-eval's own default

@@ -12,9 +12,9 @@ import pytest
 
 from quantpipe.engine import engine as engine_module
 from quantpipe.engine.config import EngineConfig
+from quantpipe.engine.draws import uniform
 from quantpipe.engine.engine import Engine
 from quantpipe.engine.request import FinishReason, SamplingParams
-from quantpipe.engine.sampler import uniform
 from quantpipe.errors import RecipeError, RequestError
 
 CONFIG = EngineConfig(max_model_len=64, block_size=4, num_kv_blocks=20, max_num_seqs=4, max_num_batched_tokens=16)
@@ -169,7 +169,7 @@ def test_nan_logits_fail_that_request_only(fake_model: SimpleNamespace) -> None:
 
 def test_nan_in_the_middle_of_a_scored_prompt_fails_the_request(fake_model: SimpleNamespace) -> None:
     engine = Engine(fake_model.executor(poison=30), CONFIG)
-    engine.add([1, 30, 2], SamplingParams(max_tokens=0, prompt_logprobs=True), "a")
+    engine.add([1, 30, 2], SamplingParams(max_tokens=0, prompt_logprobs=0), "a")
     [output] = engine.step()
     assert output.finish_reason is FinishReason.ABORT
     assert output.error is not None
@@ -177,7 +177,7 @@ def test_nan_in_the_middle_of_a_scored_prompt_fails_the_request(fake_model: Simp
 
 def test_log_probabilities_are_those_of_the_dense_model(engine: Engine, fake_model: SimpleNamespace) -> None:
     prompt = [5, 6, 7, 8]
-    params = SamplingParams(max_tokens=3, logprobs=2, prompt_logprobs=True)
+    params = SamplingParams(max_tokens=3, logprobs=2, prompt_logprobs=2)
     [output] = engine.generate([prompt], params)
     token_ids = [*prompt, *output.token_ids]
     entries = [*output.prompt_logprobs, *output.logprobs]
@@ -192,7 +192,7 @@ def test_log_probabilities_are_those_of_the_dense_model(engine: Engine, fake_mod
 
 
 def test_scoring_only_reads_the_prompt(engine: Engine) -> None:
-    engine.add([1, 2, 3], SamplingParams(max_tokens=0, prompt_logprobs=True), "a")
+    engine.add([1, 2, 3], SamplingParams(max_tokens=0, prompt_logprobs=0), "a")
     [streamed] = engine.step()
     assert (streamed.token_ids, streamed.finish_reason) == ((), FinishReason.LENGTH)
     output = engine.take_output("a")

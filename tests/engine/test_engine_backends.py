@@ -95,7 +95,7 @@ def test_prompt_logits_in_chunks_equal_those_of_transformers(
     prompt = random_prompts(128)[-1]
     rows: list[npt.NDArray[np.float32]] = []
     engine = Engine.open(folder, cramped(backend))
-    params = SamplingParams(max_tokens=0, prompt_logprobs=True)
+    params = SamplingParams(max_tokens=0, prompt_logprobs=0)
     [output] = engine.generate([prompt], params, [lambda first, logits: rows.append(logits.copy())])
     assert [len(row) for row in rows] == [12, 12, 9]
     expected_TV = oracle(torch.tensor([prompt])).logits[0]

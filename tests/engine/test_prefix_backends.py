@@ -85,7 +85,7 @@ def test_generated_ids_fed_back_as_a_prompt_have_the_same_log_probabilities(
     token_ids = [*prompt, *generated.token_ids]
     expected = logprobs_of([generated])
 
-    scoring = SamplingParams(max_tokens=0, prompt_logprobs=True)
+    scoring = SamplingParams(max_tokens=0, prompt_logprobs=0)
     [scored] = engine.generate([token_ids], scoring)  # computes every position anew
     assert [entry.logprob for entry in scored.prompt_logprobs[len(prompt) - 1 :]] == pytest.approx(
         expected, abs=TOLERANCE[kv_dtype]

@@ -102,7 +102,7 @@ def test_scored_prompt_is_computed_whole_even_if_it_is_known(
     engine: Engine, fake_model: SimpleNamespace, length: int
 ) -> None:
     hits_of(engine, PROMPT)
-    params = SamplingParams(max_tokens=2, prompt_logprobs=True)
+    params = SamplingParams(max_tokens=2, prompt_logprobs=0)
     [output] = engine.generate([PROMPT[:length]], params)
     assert [entry.token_id for entry in output.prompt_logprobs] == PROMPT[1:length]
     assert engine.stats().prefix_hit_tokens == 0
@@ -114,7 +114,7 @@ def test_preempted_sequences_that_share_a_prefix_get_the_tokens_of_an_unlimited_
     fake_model: SimpleNamespace, is_scored: bool
 ) -> None:
     prompts = [(*range(4), i) for i in range(6)]
-    params = SamplingParams(max_tokens=25, logprobs=0, prompt_logprobs=is_scored)
+    params = SamplingParams(max_tokens=25, logprobs=0, prompt_logprobs=0 if is_scored else None)
 
     def run(num_kv_blocks: int) -> tuple[list[object], Engine]:
         config = dataclasses.replace(

@@ -91,7 +91,7 @@ def test_tokens_equal_those_of_a_dense_loop(
     while engine.has_unfinished or any(plan.arrival >= time for plan in schedule):
         for i, plan in enumerate(schedule):
             if plan.arrival == time:
-                params = SamplingParams(max_tokens=plan.max_tokens, prompt_logprobs=plan.is_scored)
+                params = SamplingParams(max_tokens=plan.max_tokens, prompt_logprobs=0 if plan.is_scored else None)
                 sink = collector(rows[i]) if plan.is_scored else None
                 engine.add(plan.prompt_ids, params, str(i), sink, plan.salt)
             is_running = plan.arrival + (plan.abort_after or 0) == time and str(i) not in engine._outputs

@@ -17,7 +17,7 @@ def make_scheduler(
 
 
 def make_seq(num_prompt: int, max_tokens: int = 1, is_scored: bool = False) -> Sequence:
-    params = SamplingParams(max_tokens=max_tokens, prompt_logprobs=is_scored)
+    params = SamplingParams(max_tokens=max_tokens, prompt_logprobs=0 if is_scored else None)
     return Sequence(Request("r", tuple(range(num_prompt)), params), list(range(num_prompt)))
 
 
