@@ -4,16 +4,17 @@ Nothing here quotes a row, but for the samples that ``--show`` asks for, which a
 """
 
 import json
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from quantpipe.calibration import CalibrationSet, account_table
 from quantpipe.calibration.built import require_own_folder, write_built
-from quantpipe.calibration.coverage import Coverage, measure_coverage, render_text
+from quantpipe.calibration.coverage import HeldOutIds, measure_coverage, render_text
 from quantpipe.calibration.definition import SetDefinition
 from quantpipe.calibration.heldout import read_held_out
 from quantpipe.calibration.overview import overview, overview_table
@@ -21,6 +22,10 @@ from quantpipe.calibration.preview import Shown, preview_text, show_document
 from quantpipe.calibration_plan import Asked, Plan, build_plan, plan_of
 from quantpipe.errors import DataError, RecipeError
 from quantpipe.report import Reporter
+
+if TYPE_CHECKING:
+    from quantpipe.engine.tokenizer import Tokenizer
+    from quantpipe.quantize.activation_coverage import ActivationCoverage
 
 HELD_OUT_WINDOWS, HELD_OUT_TOKENS = 32, 128
 
@@ -49,7 +54,9 @@ def inspect_set(
         return _rows_only(plan, num_shown, with_activations, as_json, reporter)
     calibration = build_plan(plan, reporter)
     shown = _shown(plan, calibration, num_shown)
-    coverage = _coverage(plan, calibration, reporter)
+    held_out = _held_out(plan, reporter)
+    coverage = measure_coverage(calibration, _tokenizer(plan).vocab_size, held_out)
+    activations = _activations(plan, calibration, held_out, reporter) if with_activations else None
     if as_json:
         record = {
             "name": calibration.name,
@@ -58,10 +65,17 @@ def inspect_set(
             "sequence_length": calibration.token_ids.shape[1],
             "account": [asdict(account) for account in calibration.account],
             "coverage": coverage.to_json(),
+            "activations": None if activations is None else activations.to_json(),
             "notes": list(calibration.notes),
         }
         return _json(record, shown)
-    parts = [account_table(calibration.account), _summary(calibration), render_text(coverage), preview_text(shown)]
+    parts = [account_table(calibration.account), _summary(calibration), render_text(coverage)]
+    if activations is not None:
+        from quantpipe.coverage_report import summary
+
+        of_text = set(summary(coverage, None))
+        parts.append("\n".join(line for line in summary(coverage, activations) if line not in of_text))
+    parts.append(preview_text(shown))
     return "\n\n".join(part for part in parts if part)
 
 
@@ -81,12 +95,24 @@ def _rows_only(plan: Plan, num_shown: int, with_activations: bool, as_json: bool
     return "\n\n".join(part for part in parts if part)
 
 
-def _coverage(plan: Plan, calibration: CalibrationSet, reporter: Reporter) -> Coverage:
-    """What the blocks cover, also of the rows that the set holds out, where it does."""
+def _tokenizer(plan: Plan) -> "Tokenizer":
     from quantpipe.engine.tokenizer import Tokenizer
 
-    tokenizer = Tokenizer.open(plan.tokenizer_folder())
-    return measure_coverage(calibration, tokenizer.vocab_size, _held_out(plan, reporter))
+    return Tokenizer.open(plan.tokenizer_folder())
+
+
+def _activations(
+    plan: Plan, calibration: CalibrationSet, held_out: HeldOutIds, reporter: Reporter
+) -> "ActivationCoverage":
+    """What the whole model's linears read of the blocks and of the held-out rows."""
+    from quantpipe.calibration_coverage import observe
+    from quantpipe.quantize.by_recipe import open_model
+
+    trust = plan.model is not None and plan.model.trust_remote_code
+    model = open_model(plan.resolve_base().folder, trust)
+    reporter.stage("coverage: activations of the full-precision model")
+    with tempfile.TemporaryDirectory(prefix="quantpipe-") as scratch:
+        return observe(model, calibration, held_out, Path(scratch) / "activations", reporter)
 
 
 def _held_out(plan: Plan, reporter: Reporter) -> dict[str, list[tuple[int, ...]]]:
@@ -107,9 +133,7 @@ def _shown(plan: Plan, calibration: CalibrationSet, num_shown: int) -> tuple[Sho
     """The first samples of the blocks, as text."""
     if not num_shown:
         return ()
-    from quantpipe.engine.tokenizer import Tokenizer
-
-    tokenizer = Tokenizer.open(plan.tokenizer_folder())
+    tokenizer = _tokenizer(plan)
     definition = plan.definition if isinstance(plan.definition, SetDefinition) else None
     return tuple(
         show_document(document, tokenizer.decode(token_ids), definition, plan.section.seed)

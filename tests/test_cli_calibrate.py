@@ -172,3 +172,14 @@ def test_help_of_calibrate_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_inspect_tells_whether_held_out_activations_are_covered(
+    docs: Path, tiny_llama: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (docs / "set.yaml").write_text(SET.replace("sources:", "holdout: {frac: 0.5}\nsources:"))
+    assert run("inspect", docs, "--model", tiny_llama, *SMALL, "--activations", "--quiet") == 0
+    out = capsys.readouterr().out
+    assert "saturation: from 2 to 4 sequences the Hessian's diagonal changes by" in out
+    assert run("inspect", docs, "--model", tiny_llama, *SMALL, "--activations", "--quiet", "--json") == 0
+    assert len(json.loads(capsys.readouterr().out)["activations"]["inputs"]) == 4 * 6
