@@ -74,7 +74,8 @@ class PrefixCache:
         blocks: list[int] = []
         parent: PrefixEntry | PrefixNamespace = namespace
         for index in range(most // self._block_size):
-            entry = self._find(parent, self._tokens_of(token_ids, index))
+            tokens = self._tokens_of(token_ids, index)
+            entry = self._find(parent, tokens, self._hash(parent, tokens))
             if entry is None:
                 break
             blocks.append(entry.block)
@@ -112,20 +113,23 @@ class PrefixCache:
         self, parent: PrefixEntry | PrefixNamespace, token_ids: tuple[int, ...], seq_blocks: list[int], index: int
     ) -> PrefixEntry:
         block = seq_blocks[index]
-        known = self._find(parent, token_ids)
+        own_hash = self._hash(parent, token_ids)
+        known = self._find(parent, token_ids, own_hash)
         if known is not None:
             self._pool.share([known.block])
             self._pool.release([block])
             seq_blocks[index] = known.block
             return known
-        entry = PrefixEntry(parent, token_ids, self._hash(parent, token_ids), block)
-        self._by_hash.setdefault(entry.hash, []).append(entry)
+        entry = PrefixEntry(parent, token_ids, own_hash, block)
+        self._by_hash.setdefault(own_hash, []).append(entry)
         self._by_block[block] = entry
         self._pool.keep(block)
         return entry
 
-    def _find(self, parent: PrefixEntry | PrefixNamespace, token_ids: tuple[int, ...]) -> PrefixEntry | None:
-        for entry in self._by_hash.get(self._hash(parent, token_ids), ()):
+    def _find(
+        self, parent: PrefixEntry | PrefixNamespace, token_ids: tuple[int, ...], own_hash: int
+    ) -> PrefixEntry | None:
+        for entry in self._by_hash.get(own_hash, ()):
             # An evicted parent is never met again, even if an equal entry took its place: entries are not values.
             if entry.token_ids == token_ids and entry.parent == parent:
                 return entry

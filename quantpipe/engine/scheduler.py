@@ -168,7 +168,7 @@ class Scheduler:
                 continue
             if seq in failed:
                 self.prefix_cache.forget(seq.block_table)
-            else:
+            elif advance.start // self.block_size < advance.end // self.block_size:  # a block became full
                 self.prefix_cache.register(seq.block_table, seq.token_ids, advance.end, seq.namespace)
 
     def _share(self, budget: _Budget) -> dict[Sequence, int]:
