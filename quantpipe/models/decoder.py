@@ -42,7 +42,7 @@ class DecoderForm:
     ropes: tuple[RopeSpec, ...]
     windows: tuple[int | None, ...]
     biases: Biases = Biases()
-    activation: str = "silu"
+    activation: Activation = "silu"
     norm_eps: float = DEFAULT_NORM_EPS
     norm_offset: float = 0.0
     softmax_scale: float | None = None
@@ -58,6 +58,15 @@ def default_head_dim(artifact: Artifact) -> int:
     if artifact.config.get("head_dim") is not None:
         return required_int(artifact, "head_dim")
     return required_int(artifact, "hidden_size") // required_int(artifact, "num_attention_heads")
+
+
+def activation_of(artifact: Artifact, key: str = "hidden_act", default: str = "silu") -> Activation:
+    """The function that gates the MLP; ``default`` where config.json leaves it out."""
+    found = str(artifact.config.get(key, default))
+    if found not in ACTIVATIONS:
+        where = f"{artifact.folder}/config.json"
+        raise ArtifactError(f"{where}: {key} '{found}' is not supported by this runtime{suggest(found, ACTIVATIONS)}")
+    return ACTIVATIONS[found]
 
 
 def every_layer(artifact: Artifact, rope: RopeSpec) -> tuple[RopeSpec, ...]:
@@ -112,16 +121,11 @@ class _Layers:
         self.num_heads = required_int(artifact, "num_attention_heads")
         self.num_kv_heads: int = artifact.config.get("num_key_value_heads") or self.num_heads
         self.intermediate_size = required_int(artifact, "intermediate_size")
-        where = f"{artifact.folder}/config.json"
         if self.num_heads % self.num_kv_heads:
             raise ArtifactError(
-                f"{where}: num_attention_heads {self.num_heads} is not a multiple of "
+                f"{artifact.folder}/config.json: num_attention_heads {self.num_heads} is not a multiple of "
                 f"num_key_value_heads {self.num_kv_heads}"
             )
-        if form.activation not in ACTIVATIONS:
-            hint = suggest(form.activation, ACTIVATIONS)
-            raise ArtifactError(f"{where}: hidden_act '{form.activation}' is not supported by this runtime{hint}")
-        self.activation = ACTIVATIONS[form.activation]
         self.norm_eps = positive_number(artifact, "rms_norm_eps", form.norm_eps)
 
     def norm(self, name: str, size: int) -> NormSpec:
@@ -160,7 +164,7 @@ class _Layers:
         names = ["gate_up_proj"] * 2 if self.form.is_fused else ["gate_proj", "up_proj"]
         gate, up = self._stack(prefix, names, [size, size], has_bias)
         down = self._linear(f"{prefix}.down_proj", self.hidden_size, size, has_bias)
-        return MlpSpec(gate, up, down, self.activation)
+        return MlpSpec(gate, up, down, self.form.activation)
 
     def _stack(self, prefix: str, names: list[str], sizes: list[int], has_bias: bool) -> list[LinearSpec]:
         """Linears that read the hidden state; those that share a name lie one below the other in one tensor."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from quantpipe.formats.artifact import Artifact
 from quantpipe.models.config_fields import optional_int, positive_number, require_value, required_int
-from quantpipe.models.decoder import Biases, DecoderForm, describe_decoder
+from quantpipe.models.decoder import Biases, DecoderForm, activation_of, describe_decoder
 from quantpipe.models.description import DecoderDescription, RopeSpec
 from quantpipe.models.rope import rope_spec
 from quantpipe.models.windows import FULL, SLIDING, layer_types, windows_of
@@ -34,7 +34,7 @@ def describe_gemma3(artifact: Artifact) -> DecoderDescription:
         ropes=tuple(ropes[kind] for kind in kinds),
         windows=windows_of(artifact, kinds, optional_int(artifact, "sliding_window", DEFAULT_WINDOW)),
         biases=Biases(has_bias, has_bias),
-        activation=config.get("hidden_activation", "gelu_pytorch_tanh"),
+        activation=activation_of(artifact, "hidden_activation", "gelu_pytorch_tanh"),
         norm_offset=1.0,
         softmax_scale=positive_number(artifact, "query_pre_attn_scalar", DEFAULT_QUERY_SCALAR) ** -0.5,
         embedding_scale=required_int(artifact, "hidden_size") ** 0.5,

@@ -3,7 +3,7 @@
 from quantpipe.errors import ArtifactError
 from quantpipe.formats.artifact import Artifact
 from quantpipe.models.config_fields import optional_int
-from quantpipe.models.decoder import Biases, DecoderForm, default_head_dim, describe_decoder, every_layer
+from quantpipe.models.decoder import Biases, DecoderForm, activation_of, default_head_dim, describe_decoder, every_layer
 from quantpipe.models.description import DecoderDescription
 from quantpipe.models.rope import rope_parameters, rope_spec
 from quantpipe.models.windows import same_window
@@ -24,6 +24,6 @@ def describe_llama(artifact: Artifact) -> DecoderDescription:
         ropes=every_layer(artifact, rope_spec(artifact, rope_parameters(config), head_dim)),
         windows=windows,
         biases=Biases(has_bias, has_bias, mlp=bool(config.get("mlp_bias", False))),
-        activation=config.get("hidden_act", "silu"),
+        activation=activation_of(artifact),
     )
     return describe_decoder(artifact, form)

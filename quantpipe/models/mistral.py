@@ -2,7 +2,7 @@
 
 from quantpipe.formats.artifact import Artifact
 from quantpipe.models.config_fields import optional_int
-from quantpipe.models.decoder import DecoderForm, default_head_dim, describe_decoder, every_layer
+from quantpipe.models.decoder import DecoderForm, activation_of, default_head_dim, describe_decoder, every_layer
 from quantpipe.models.description import DecoderDescription
 from quantpipe.models.rope import rope_parameters, rope_spec
 from quantpipe.models.windows import same_window
@@ -17,6 +17,6 @@ def describe_mistral(artifact: Artifact) -> DecoderDescription:
         head_dim=head_dim,
         ropes=every_layer(artifact, rope_spec(artifact, rope_parameters(artifact.config), head_dim)),
         windows=same_window(artifact, optional_int(artifact, "sliding_window", DEFAULT_WINDOW)),
-        activation=artifact.config.get("hidden_act", "silu"),
+        activation=activation_of(artifact),
     )
     return describe_decoder(artifact, form)

@@ -5,7 +5,7 @@ from typing import Any
 
 from quantpipe.formats.artifact import Artifact
 from quantpipe.models.config_fields import optional_int
-from quantpipe.models.decoder import DecoderForm, default_head_dim, describe_decoder, every_layer
+from quantpipe.models.decoder import DecoderForm, activation_of, default_head_dim, describe_decoder, every_layer
 from quantpipe.models.description import DecoderDescription
 from quantpipe.models.rope import rope_parameters, rope_spec
 from quantpipe.models.windows import same_window
@@ -25,7 +25,7 @@ def describe_phi3(artifact: Artifact) -> DecoderDescription:
         head_dim=head_dim,
         ropes=every_layer(artifact, rope),
         windows=same_window(artifact, optional_int(artifact, "sliding_window", None)),
-        activation=artifact.config.get("hidden_act", "silu"),
+        activation=activation_of(artifact),
         norm_eps=DEFAULT_NORM_EPS,
         is_fused=True,
     )

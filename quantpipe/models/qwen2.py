@@ -2,7 +2,7 @@
 
 from quantpipe.formats.artifact import Artifact
 from quantpipe.models.config_fields import optional_int, required_int
-from quantpipe.models.decoder import Biases, DecoderForm, default_head_dim, describe_decoder, every_layer
+from quantpipe.models.decoder import Biases, DecoderForm, activation_of, default_head_dim, describe_decoder, every_layer
 from quantpipe.models.description import DecoderDescription
 from quantpipe.models.rope import rope_parameters, rope_spec
 from quantpipe.models.windows import FULL, SLIDING, layer_types, windows_of
@@ -20,7 +20,7 @@ def describe_qwen2(artifact: Artifact) -> DecoderDescription:
         ropes=every_layer(artifact, rope_spec(artifact, rope_parameters(artifact.config), head_dim)),
         windows=qwen_windows(artifact),
         biases=Biases(query_key_value=True),
-        activation=artifact.config.get("hidden_act", "silu"),
+        activation=activation_of(artifact),
     )
     return describe_decoder(artifact, form)
 

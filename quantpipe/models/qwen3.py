@@ -2,7 +2,7 @@
 
 from quantpipe.formats.artifact import Artifact
 from quantpipe.models.config_fields import optional_int
-from quantpipe.models.decoder import Biases, DecoderForm, describe_decoder, every_layer
+from quantpipe.models.decoder import Biases, DecoderForm, activation_of, describe_decoder, every_layer
 from quantpipe.models.description import DecoderDescription
 from quantpipe.models.qwen2 import qwen_windows
 from quantpipe.models.rope import rope_parameters, rope_spec
@@ -19,7 +19,7 @@ def describe_qwen3(artifact: Artifact) -> DecoderDescription:
         ropes=every_layer(artifact, rope_spec(artifact, rope_parameters(artifact.config), head_dim)),
         windows=qwen_windows(artifact),
         biases=Biases(has_bias, has_bias),
-        activation=artifact.config.get("hidden_act", "silu"),
+        activation=activation_of(artifact),
         has_head_norms=True,
     )
     return describe_decoder(artifact, form)
