@@ -11,11 +11,15 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from quantpipe import __version__, formats, quantize
 from quantpipe.calibration import CalibrationSet
+from quantpipe.calibration.coverage import HeldOutIds
 from quantpipe.calibration.leakage import EvalText
+from quantpipe.calibration.rendering import Renderer
+from quantpipe.calibration_coverage import report_coverage, withdraw_coverage
 from quantpipe.engine.config import EngineConfig
 from quantpipe.errors import ArtifactError, DataError, RecipeError
 from quantpipe.evaluate.parity import check_parity, require_parity
@@ -28,13 +32,14 @@ from quantpipe.quantize.by_recipe import Quantization, open_model, quantize_mode
 from quantpipe.quantize.layer_table import layer_table
 from quantpipe.quantize.loop.checkpoint import discard_work
 from quantpipe.quantize.loop.records import QuantizedModel
+from quantpipe.quantize.model.documents_apart import check_documents_apart
 from quantpipe.quantize.model.loading import StreamedModel
 from quantpipe.quantize.preflight import check_save
 from quantpipe.quantize.transforms.transform import TransformRecord
 from quantpipe.quantize.writing import write_quantized
 from quantpipe.recipe.quantize_section import GptqSolver
 from quantpipe.recipe.schema import Recipe
-from quantpipe.recipe_calibration import budget_of, calibrate, write_manifest
+from quantpipe.recipe_calibration import budget_of, calibrate, is_packed_apart, write_manifest
 from quantpipe.report import Reporter
 from quantpipe.sources.base_model import BaseModel
 
@@ -57,13 +62,19 @@ class Candidate:
 
 
 def make_candidate(
-    recipe: Recipe, base: BaseModel, config: EngineConfig | None, reporter: Reporter, texts: Sequence[EvalText] = ()
+    recipe: Recipe,
+    base: BaseModel,
+    config: EngineConfig | None,
+    reporter: Reporter,
+    texts: Sequence[EvalText] = (),
+    held_out: HeldOutIds = MappingProxyType({}),
 ) -> Candidate:
     """Quantize as the recipe says, write the artifact under its ``output``, and check parity.
 
     ``config`` None: the runtime does not serve this model, so what it would serve is not compared. ``texts`` are what
-    the recipe evaluates on, which no calibration row may overlap. Raises RecipeError and DataError before any long work
-    where the recipe cannot be carried out. A run that was killed is taken up again.
+    the recipe evaluates on, which no calibration row may overlap, ``held_out`` windows of tokens by domain for the
+    coverage of its set. Raises RecipeError and DataError before any long work where the recipe cannot be carried out. A
+    run that was killed is taken up again.
     """
     base_artifact = Artifact.open(base.folder)
     if base_artifact.schemes and recipe.quantize is not None:
@@ -75,7 +86,10 @@ def make_candidate(
     if recipe.quantize is not None:  # what cannot be quantized is refused before calibration
         targets_of(recipe.quantize, model)
         model.check_finite()
+        if is_packed_apart(recipe):
+            check_documents_apart(model)
     calibration = calibrate(recipe, base, texts, reporter)
+    _report_coverage(recipe, base, model, calibration, held_out, reporter)
     fingerprint = _fingerprint(recipe, base, calibration)
     reused = _reusable(folder, fingerprint)
     if reused is not None:
@@ -115,6 +129,25 @@ def _write(
     return write_quantized(folder, model, quantization.model, quantization.targets, manifest, sidecars)
 
 
+def _report_coverage(
+    recipe: Recipe,
+    base: BaseModel,
+    model: StreamedModel,
+    calibration: CalibrationSet | None,
+    held_out: HeldOutIds,
+    reporter: Reporter,
+) -> None:
+    """Say what the set covers, as far as the recipe asks for that."""
+    level = recipe.calibration.coverage if recipe.calibration is not None else "none"
+    if calibration is None or level == "none":
+        withdraw_coverage(recipe.output)
+        return
+    observed = model if level == "activations" else None
+    made_with = {"base": base.digest, "code": code_digest(), "versions": library_versions()}
+    size = Renderer(base.folder).vocabulary_size
+    report_coverage(recipe.output, calibration, size, held_out, observed, made_with, reporter)
+
+
 def _check_disk(recipe: Recipe, base: Artifact) -> None:
     """Refuse before hours of work what would fail at the very end."""
     existing = next(path for path in (recipe.output, *recipe.output.parents) if path.exists())
@@ -135,7 +168,10 @@ def _hidden_bytes(recipe: Recipe, base: Artifact) -> int:
         return 0
     solver = recipe.quantize.solver if recipe.quantize is not None else None
     num_streams = 2 if isinstance(solver, GptqSolver) and solver.propagate == "both" else 1
-    return 2 * num_streams * budget_of(recipe).num_tokens * hidden_size * FLOAT32_BYTES
+    budget = budget_of(recipe)
+    # a mask for each sequence, and another where some layers have a window
+    masks = 2 * budget.sequence_length if is_packed_apart(recipe) else 0
+    return budget.num_tokens * (2 * num_streams * hidden_size * FLOAT32_BYTES + masks)
 
 
 def transform_notes(transformed: Sequence[TransformRecord]) -> Iterator[str]:

@@ -93,7 +93,7 @@ def runs_of(recipe: Recipe, sets: Mapping[str, Path], num_seeds: int) -> tuple[C
     runs = []
     for seed in range(section.seed, section.seed + num_seeds):
         for name, folder in sets.items():
-            calibration = section.model_copy(update={"set": folder, "seed": seed})
+            calibration = section.model_copy(update={"set": folder, "seed": seed, "coverage": "none"})
             output = recipe.output / COMPARE_FOLDER / f"{name}-{seed}"
             changed = recipe.model_copy(update={"calibration": calibration, "output": output})
             runs.append(ComparedRun(name, seed, changed))

@@ -6,7 +6,7 @@ The quantizer's model in memory is not reachable from here: what is judged is wh
 import hashlib
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from quantpipe.bench.latency import num_text_tokens, run_bench
@@ -49,12 +49,21 @@ EXACT_CONFIDENCE = 0.99  # a count has no sampling error; the gate asks for some
 class Questions:
     """What both models will be asked, read and checked before anything long begins.
 
-    ``texts`` are all of it as text, which no calibration row may overlap; none where nothing is calibrated.
+    ``texts`` are all of it as text, which no calibration row may overlap; none where nothing is calibrated. ``domains``
+    says of each window what it is from.
     """
 
     suite: Suite | None
     windows: Sequence[Sequence[int]]
     texts: tuple[EvalText, ...] = ()
+    domains: tuple[str, ...] = ()
+
+    def by_domain(self) -> dict[str, list[Sequence[int]]]:
+        """The windows of each domain."""
+        found: dict[str, list[Sequence[int]]] = {name: [] for name in sorted(set(self.domains))}
+        for name, window in zip(self.domains, self.windows, strict=True):
+            found[name].append(window)
+        return found
 
 
 @dataclass(frozen=True)
@@ -79,24 +88,39 @@ def read_questions(recipe: Recipe, tokenizer_folder: Path, write: WriteText | No
     if divergence is None:
         return Questions(suite, (), _texts(recipe, suite, None))
     if divergence.text is None:
-        held_out = _held_out(recipe, divergence, tokenizer_folder, write)
-        windows = [window.token_ids for window in held_out.windows]
-        return Questions(suite, windows, (*_texts(recipe, suite, None), *held_out.texts))
-    tokenizer = Tokenizer.open(tokenizer_folder)
-    cut = windows_from_text(divergence.text, tokenizer, divergence.num_windows, divergence.window_tokens)
-    return Questions(suite, cut, _texts(recipe, suite, divergence.text))
+        return _of_held_out(recipe, suite, _held_out(recipe, divergence, tokenizer_folder, write))
+    return windows_of_text(Questions(suite, (), _texts(recipe, suite, divergence.text)), divergence, tokenizer_folder)
 
 
 def read_texts(recipe: Recipe, tokenizer_folder: Path, write: WriteText | None = None) -> tuple[EvalText, ...]:
     """The ``texts`` of ``read_questions``, for who asks no questions: whatever else is incomplete is left alone."""
+    return read_compared(recipe, tokenizer_folder, write).texts
+
+
+def read_compared(recipe: Recipe, tokenizer_folder: Path, write: WriteText | None = None) -> Questions:
+    """What a calibration set is compared with: ``read_questions`` without windows of a text, which may be too short."""
     section = recipe.evaluate
     if section is None or recipe.calibration is None:
-        return ()
-    divergence = section.divergence
-    texts = _texts(recipe, load_suite(section.suite), divergence.text if divergence is not None else None)
+        return Questions(None, ())
+    suite, divergence = load_suite(section.suite), section.divergence
     if divergence is None or divergence.text is not None:
-        return texts
-    return (*texts, *_held_out(recipe, divergence, tokenizer_folder, write).texts)
+        return Questions(suite, (), _texts(recipe, suite, None if divergence is None else divergence.text))
+    return _of_held_out(recipe, suite, _held_out(recipe, divergence, tokenizer_folder, write))
+
+
+def windows_of_text(questions: Questions, section: DivergenceSection, tokenizer_folder: Path) -> Questions:
+    """``questions`` with windows of the section's text, if it names one. DataError where that is too short."""
+    if section.text is None:
+        return questions
+    tokenizer = Tokenizer.open(tokenizer_folder)
+    cut = windows_from_text(section.text, tokenizer, section.num_windows, section.window_tokens)
+    return replace(questions, windows=cut, domains=(section.text.stem,) * len(cut))
+
+
+def _of_held_out(recipe: Recipe, suite: Suite, held_out: HeldOut) -> Questions:
+    windows = [window.token_ids for window in held_out.windows]
+    domains = tuple(window.domain for window in held_out.windows)
+    return Questions(suite, windows, (*_texts(recipe, suite, None), *held_out.texts), domains)
 
 
 def _texts(recipe: Recipe, suite: Suite, held_out_text: Path | None) -> tuple[EvalText, ...]:

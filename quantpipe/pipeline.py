@@ -7,12 +7,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from quantpipe.calibration_coverage import coverage_fact
 from quantpipe.candidate import Candidate, make_candidate
 from quantpipe.engine.config import EngineConfig
 from quantpipe.errors import ArtifactError, DataError
 from quantpipe.formats.artifact import Artifact
 from quantpipe.gate.judge import GateResult
-from quantpipe.judgement import engine_config, judge_candidate, read_questions, read_texts
+from quantpipe.judgement import (
+    Questions,
+    engine_config,
+    judge_candidate,
+    read_compared,
+    read_questions,
+    windows_of_text,
+)
 from quantpipe.models import describe
 from quantpipe.models.weights import check_tensors
 from quantpipe.recipe.schema import Recipe
@@ -32,7 +40,7 @@ def _run(recipe: Recipe, recipe_path: Path, cache_folder: Path, reporter: Report
     with _writer(recipe, base, reporter) as write:
         questions = read_questions(recipe, base.folder, write)
     started_s = time.monotonic()
-    candidate = make_candidate(recipe, base, engine_config(recipe), reporter, questions.texts)
+    candidate = make_candidate(recipe, base, engine_config(recipe), reporter, questions.texts, questions.by_domain())
     facts = quantization_facts(recipe, candidate, time.monotonic() - started_s)
     folder = candidate.artifact.folder
     commands = (f"quantpipe run {recipe_path}{_sets(recipe.overrides)}", f"quantpipe verify {folder}")
@@ -53,8 +61,9 @@ def quantize_recipe(recipe: Recipe, cache_folder: Path, reporter: Reporter) -> C
             reporter.note(f"parity is checked in transformers only: {error}")
             config = None
         with _writer(recipe, base, reporter) as write:
-            texts = read_texts(recipe, base.folder, write)
-        return make_candidate(recipe, base, config, reporter, texts)
+            compared = read_compared(recipe, base.folder, write)
+        held_out = _with_windows(recipe, compared, base.folder, reporter).by_domain()
+        return make_candidate(recipe, base, config, reporter, compared.texts, held_out)
 
 
 def gate_artifact(
@@ -102,6 +111,18 @@ def only_run(output: Path) -> Iterator[None]:
             lock.unlink(missing_ok=True)
 
 
+def _with_windows(recipe: Recipe, compared: Questions, tokenizer_folder: Path, reporter: Reporter) -> Questions:
+    """``compared`` with windows of the held-out text, for the set's coverage alone: it may lack them, and says so."""
+    divergence = recipe.evaluate.divergence if recipe.evaluate is not None else None
+    if divergence is None or recipe.calibration is None or recipe.calibration.coverage == "none":
+        return compared
+    try:
+        return windows_of_text(compared, divergence, tokenizer_folder)
+    except (ArtifactError, DataError) as error:
+        reporter.note(f"coverage looks at no held-out text: {error}")
+        return compared
+
+
 @contextmanager
 def _writer(recipe: Recipe, base: BaseModel, reporter: Reporter) -> Iterator[OwnTexts]:
     """What writes text for a set of ``kind: self`` that holds rows out; it has no engine until it is asked to write."""
@@ -138,6 +159,7 @@ def quantization_facts(recipe: Recipe, candidate: Candidate, seconds: float) -> 
     if (calibration := manifest.get("calibration")) is not None:
         tokens = calibration["num_sequences"] * calibration["sequence_length"]
         facts.append(("calibration", f"{calibration['name']}, {tokens:,} tokens, digest {calibration['digest'][:12]}"))
+        facts += coverage_fact(recipe.output)
     return tuple(facts)
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from quantpipe.calibration import Budget, BuildContext, CalibrationSet, account_table, build_calibration
-from quantpipe.calibration.built import built_budget, equal_rows, read_built
+from quantpipe.calibration.built import built_budget, equal_rows, read_built, read_manifest
 from quantpipe.calibration.definition import MANIFEST_NAME, set_of_recipe
 from quantpipe.calibration.leakage import MOST_SHOWN, EvalText
 from quantpipe.calibration.manifest import evaluation_digest, manifest_text
@@ -63,6 +63,16 @@ def budget_of(recipe: Recipe) -> Budget:
     _require_same(section, "num_sequences", section.num_sequences, budget.num_sequences, folder)
     _require_same(section, "sequence_length", section.sequence_length, budget.sequence_length, folder)
     return budget
+
+
+def is_packed_apart(recipe: Recipe) -> bool:
+    """Whether documents of one sequence must not attend to each other."""
+    if recipe.calibration is None:
+        return False
+    definition = set_of_recipe(recipe)
+    if isinstance(definition, Path):
+        return bool(read_manifest(definition)["packing"] == "separate")
+    return definition.header.packing == "separate"
 
 
 @contextmanager

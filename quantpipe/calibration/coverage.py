@@ -72,15 +72,15 @@ def measure_coverage(calibration: CalibrationSet, vocabulary_size: int, held_out
     return Coverage(
         name=calibration.name,
         num_tokens=int(calibration.token_ids.size),
-        domains=_by_size(_shares(documents, lambda document: document.domain or document.source)),
-        languages=_by_size(_shares(documents, lambda document: document.language)),
+        domains=_by_size(_shares(documents, lambda document: _line(document.domain or document.source))),
+        languages=_by_size(_shares(documents, lambda document: _line(document.language))),
         lengths=_by_length(documents),
         num_documents=len(documents),
         num_truncated=sum(num > 0 for num in cut),
         num_tokens_cut=sum(cut),
         vocabulary_size=vocabulary_size,
         num_ids=len(ids),
-        held_out=tuple(_seen(name, windows, ids) for name, windows in held_out.items()),
+        held_out=tuple(_seen(_line(name), windows, ids) for name, windows in held_out.items()),
     )
 
 
@@ -181,6 +181,11 @@ def _seen(name: str, windows: Sequence[Sequence[int]], known: npt.NDArray[np.int
     ids = np.unique(flat)
     num_seen, num_ids_seen = (int(np.isin(each, known).sum()) for each in (flat, ids))
     return SeenShare(name, len(flat), num_seen, len(ids), num_ids_seen)
+
+
+def _line(name: str) -> str:
+    """A name that cannot break out of its line: it may come from a field of the user's rows."""
+    return " ".join(name.split())
 
 
 def _frac(part: int, whole: int) -> float:

@@ -41,6 +41,11 @@ class Renderer:
         self._templates = _open_templates(template_files or {})
         self.num_double_bos = 0
 
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of distinct ids, added tokens included; the model's own may be padded beyond it."""
+        return len(self._tokenizer)
+
     def require_template(self) -> None:
         """Raise DataError where the tokenizer has no chat template."""
         if not self._tokenizer.chat_template:

@@ -136,11 +136,11 @@ def render_markdown(result: GateResult, sections: ReportSections) -> str:
     context = sections.context
     notes = [" ".join(note.split()) for note in sections.notes]
     parts = [
-        f"# {_inline(context.recipe_name)}: {result.verdict}",
+        f"# {inline(context.recipe_name)}: {result.verdict}",
         f"{_verdict_sentence(result)} Judged {context.date}.",
         _bullets(notes),
         "## Checks",
-        _table(CHECK_HEADINGS, [check_cells(check) for check in result.checks], right={2, 3, 5}),
+        markdown_table(CHECK_HEADINGS, [check_cells(check) for check in result.checks], right={2, 3, 5}),
         "Intervals are two-sided; PASS needs the whole interval inside the limit, FAIL the whole interval outside. Each"
         " check is judged on its own: the intervals are not corrected for the number of checks.",
         _meanings(result),
@@ -183,13 +183,13 @@ def _meanings(result: GateResult) -> str:
 
 def _informational(measurements: Sequence[Measurement]) -> str:
     rows = [(m.name, figure(m.value), m.unit, interval(m), f"{m.num_samples:,}", m.detail) for m in measurements]
-    return _table(("metric", "measured", "unit", "interval", "n", "detail"), rows, right={1, 4})
+    return markdown_table(("metric", "measured", "unit", "interval", "n", "detail"), rows, right={1, 4})
 
 
 def _scores(scores: Sequence[ScoreRow]) -> str:
     headings = ("task", "items", "baseline correct", "candidate correct", "lost", "gained")
     rows = [(s.task, s.num_items, s.baseline_correct, s.candidate_correct, s.num_lost, s.num_gained) for s in scores]
-    return _table(headings, rows, right={1, 2, 3, 4, 5})
+    return markdown_table(headings, rows, right={1, 2, 3, 4, 5})
 
 
 def _bench(bench: Sequence[BenchRow]) -> str:
@@ -199,12 +199,12 @@ def _bench(bench: Sequence[BenchRow]) -> str:
          b.num_requests)
         for b in bench
     ]  # fmt: skip
-    return _table(headings, rows, right={1, 2, 3, 4, 5})
+    return markdown_table(headings, rows, right={1, 2, 3, 4, 5})
 
 
 def _parity(parity: Sequence[ParityRow]) -> str:
     rows = [(p.comparison, f"{p.found:.2e}", f"{p.tolerance:.2e}", "yes" if p.agrees else "NO") for p in parity]
-    return _table(("comparison", "largest difference", "tolerance", "agrees"), rows, right={1, 2})
+    return markdown_table(("comparison", "largest difference", "tolerance", "agrees"), rows, right={1, 2})
 
 
 def _bound_to(context: RunContext) -> dict[str, str]:
@@ -234,15 +234,15 @@ def _code(commands: Sequence[str]) -> str:
     return "```sh\n" + "\n".join(commands) + "\n```" if commands else "Not recorded."
 
 
-def _table(headings: Sequence[str], rows: Sequence[Sequence[object]], right: set[int]) -> str:
-    """A GitHub table; ``right`` are the columns of numbers."""
+def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[object]], right: set[int]) -> str:
+    """A GitHub table; ``right`` are the columns of numbers. Without rows: "Not run"."""
     if not rows:
         return "Not run."
     rule = ["---:" if column in right else "---" for column in range(len(headings))]
-    lines = [headings, rule, *([_inline(str(cell)) for cell in row] for row in rows)]
+    lines = [headings, rule, *([inline(str(cell)) for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _inline(text: str) -> str:
+def inline(text: str) -> str:
     """Text that cannot break out of its table cell or line."""
     return " ".join(text.split()).replace("|", "\\|")

@@ -71,13 +71,17 @@ class InputCoverage:
 
 @dataclass(frozen=True)
 class ActivationCoverage:
-    """Every input of every block. ``domains`` are those of the held-out text; none where there was none."""
+    """Every input of every block. ``domains`` are those of the held-out text; none where there was none.
+
+    ``unreached`` are the linears of experts that no calibration token came to; nothing else is known of these.
+    """
 
     num_sequences: int
     sequence_length: int
     num_blocks: int
     domains: tuple[str, ...]
     inputs: tuple[InputCoverage, ...]
+    unreached: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Plain data that JSON holds."""
@@ -106,10 +110,15 @@ def measure_activations(
             for number, (name, windows_SL) in enumerate(held_out.items())
         }
         inputs: list[InputCoverage] = []
+        unreached: list[str] = []
         for index in progress(range(num_blocks), num_blocks, "blocks observed"):
-            inputs += _measure_block(model, index, calibration, streams)
+            found, missing = _measure_block(model, index, calibration, streams)
+            inputs += found
+            unreached += missing
     num_sequences, sequence_length = token_ids_SL.shape
-    return ActivationCoverage(num_sequences, sequence_length, num_blocks, tuple(held_out), tuple(inputs))
+    return ActivationCoverage(
+        num_sequences, sequence_length, num_blocks, tuple(held_out), tuple(inputs), tuple(unreached)
+    )
 
 
 class _Observer(Protocol):
@@ -173,11 +182,12 @@ class _Beyond:
 
 def _measure_block(
     model: StreamedModel, index: int, calibration: BlockStream, held_out: Mapping[str, BlockStream]
-) -> Iterator[InputCoverage]:
+) -> tuple[list[InputCoverage], list[str]]:
+    """What the inputs of one block showed, and its linears that no calibration token reached, by full name."""
     name, is_last = model.blocks.name(index), index + 1 == len(model.blocks.blocks)
     block = model.work_copy(model.load_block(index))
     linears = {leaf: module for leaf, module in block.named_modules() if isinstance(module, nn.Linear)}
-    groups, _ = find_groups(block, linears, calibration.batches(index), name)
+    groups, unreached = find_groups(block, linears, calibration.batches(index), name)
     ranges = {group[0]: _Range.empty(linears[group[0]].in_features) for group in groups}
     ends = _ends(calibration.num_sequences)
 
@@ -194,11 +204,18 @@ def _measure_block(
             stream.run(block, index, is_last, (), lambda: None)
         for leaf, each in counts.items():
             beyond[leaf].append(BeyondRange(domain, each.num_values, each.num_beyond, each.largest_ratio))
-    for group in groups:
-        found = ranges[group[0]]
-        yield InputCoverage(
-            index, _role(group[0]), tuple(group), found.num_tokens, found.curve(ends), tuple(beyond[group[0]])
+    inputs = [
+        InputCoverage(
+            index,
+            _role(group[0]),
+            tuple(group),
+            ranges[group[0]].num_tokens,
+            ranges[group[0]].curve(ends),
+            tuple(beyond[group[0]]),
         )
+        for group in groups
+    ]
+    return inputs, [f"{name}.{leaf}" for leaf in unreached]
 
 
 def _ends(num_sequences: int) -> list[int]:

@@ -146,6 +146,14 @@ def test_experts_are_counted_on_the_tokens_that_come_to_them(tiny_model: Callabl
     assert all(np.isfinite([point.hessian_change for point in each.curve]).all() for each in downs)
 
 
+def test_experts_that_no_calibration_token_reaches_are_named(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+    coverage = measured(tiny_model("qwen3_moe"), tmp_path, np.array([[5]]), far=UNLIKE_IT)
+    first = [name for name in coverage.unreached if name.startswith("model.layers.0.mlp.experts.")]
+    assert len(first) == 2 * 3  # two of four experts, three linears each
+    seen = {f"model.layers.0.{leaf}" for each in coverage.inputs if each.block == 0 for leaf in each.linears}
+    assert not seen & set(first)
+
+
 def test_a_channel_that_was_always_zero_is_beyond_its_range_with_anything(
     tiny_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
