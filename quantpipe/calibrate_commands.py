@@ -71,10 +71,9 @@ def inspect_set(
         return _json(record, shown)
     parts = [account_table(calibration.account), _summary(calibration), render_text(coverage)]
     if activations is not None:
-        from quantpipe.coverage_report import summary
+        from quantpipe.coverage_report import activation_summary
 
-        of_text = set(summary(coverage, None))
-        parts.append("\n".join(line for line in summary(coverage, activations) if line not in of_text))
+        parts.append("\n".join(activation_summary(activations)))
     parts.append(preview_text(shown))
     return "\n\n".join(part for part in parts if part)
 

@@ -14,9 +14,10 @@ import numpy as np
 from quantpipe.calibration import CalibrationSet
 from quantpipe.calibration.coverage import Coverage, HeldOutIds, measure_coverage
 from quantpipe.coverage_plots import PLOT_NAMES, plot_beyond, plot_saturation, plot_text
-from quantpipe.coverage_report import render_markdown, summary
+from quantpipe.coverage_report import activation_summary, render_markdown, text_summary
 from quantpipe.gate.record import write_text_atomically
 from quantpipe.quantize.activation_coverage import ActivationCoverage, measure_activations
+from quantpipe.quantize.model.documents_apart import check_documents_apart
 from quantpipe.quantize.model.loading import StreamedModel
 from quantpipe.report import Reporter
 
@@ -50,7 +51,7 @@ def report_coverage(
     if model is not None:
         reporter.stage("coverage: activations of the full-precision model")
         activations = observe(model, calibration, held_out, output / WORK_NAME, reporter)
-    for line in summary(text, activations):
+    for line in (*text_summary(text), *(() if activations is None else activation_summary(activations))):
         reporter.note(line)
     _write(output, key, text, activations)
     reporter.note(f"coverage: {output / MARKDOWN_NAME}")
@@ -59,7 +60,12 @@ def report_coverage(
 def observe(
     model: StreamedModel, calibration: CalibrationSet, held_out: HeldOutIds, work_folder: Path, reporter: Reporter
 ) -> ActivationCoverage:
-    """The activations of a set and of held-out windows; ``work_folder`` is for temporary files alone."""
+    """The activations of a set and of held-out windows; ``work_folder`` is for temporary files alone.
+
+    Raises RecipeError where the set keeps documents apart and the model cannot.
+    """
+    if calibration.position_ids is not None:
+        check_documents_apart(model)
     windows = {name: np.array(each, dtype=np.int64) for name, each in held_out.items() if len(each)}
     return measure_activations(
         model, calibration.token_ids, calibration.position_ids, windows, work_folder, reporter.progress

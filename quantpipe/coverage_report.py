@@ -28,15 +28,17 @@ def render_markdown(text: Coverage, activations: ActivationCoverage | None) -> s
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def summary(text: Coverage, activations: ActivationCoverage | None) -> Iterator[str]:
-    """What a reader of the terminal must know of it."""
+def text_summary(text: Coverage) -> Iterator[str]:
+    """What a reader of the terminal must know of what is in a set."""
     yield vocabulary_sentence(text)
     if text.num_truncated:
         yield truncation_sentence(text)
     for seen in text.held_out[:MOST_SHOWN]:
         yield f"held-out {seen.name}: {seen_sentence(seen)}"
-    if activations is None:
-        return
+
+
+def activation_summary(activations: ActivationCoverage) -> Iterator[str]:
+    """What a reader of the terminal must know of what a set does in a model."""
     for index in range(len(activations.domains[:MOST_SHOWN])):
         yield beyond_sentence(activations, index)
     yield saturation_sentence(activations)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from quantpipe.candidate import Candidate, make_candidate
-from quantpipe.errors import DataError
+from quantpipe.errors import DataError, RecipeError
 from quantpipe.formats.artifact import Artifact
 from quantpipe.recipe.schema import Recipe
 from quantpipe.report import Reporter
@@ -73,6 +73,51 @@ def test_changed_calibration_text_under_the_same_path_makes_a_new_artifact(make:
     changed = make()
     assert not changed.was_reused
     assert changed.artifact.digest != first_digest
+
+
+def test_coverage_is_reported_as_far_as_asked_for(make: Make, tmp_path: Path) -> None:
+    files = {"coverage.json", "coverage.md", "coverage-text.png"}
+
+    def written() -> set[str]:
+        return {path.name for path in (tmp_path / "run").glob("coverage*")}
+
+    make()
+    assert written() == files
+    assert make(asked={"coverage": "activations"}).was_reused  # what is said of the set changes no weight
+    assert written() == files | {"coverage-saturation.png"}
+    make(asked={"coverage": "none"})
+    assert written() == set()
+
+
+def test_documents_are_kept_apart_where_the_set_says_so(make: Make, calibration: Path) -> None:
+    crossing = make()
+    first = (calibration / "set.yaml").read_text(encoding="utf-8")
+    (calibration / "set.yaml").write_text(f"{first}packing: separate\n", encoding="utf-8")
+    separate = make()
+    assert not separate.was_reused
+    digests = [manifest_of(each)["calibration"]["digest"] for each in (crossing, separate)]
+    assert digests[0] != digests[1]
+    errors = [[layer["error_after"] for layer in manifest_of(each)["layers"]] for each in (crossing, separate)]
+    assert errors[0] != errors[1]
+    assert make().was_reused
+
+
+def test_a_model_that_cannot_keep_documents_apart_is_refused_before_a_row_is_read(
+    make: Make, calibration: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its masks are made without positions, as some models' are."""
+    import transformers.models.llama.modeling_llama as modeling
+
+    create = modeling.create_causal_mask
+    blind = {"position_ids": None}
+    monkeypatch.setattr(modeling, "create_causal_mask", lambda **given: create(**(given | blind)))
+    (calibration / "set.yaml").write_text(
+        "version: 1\nname: tiny\npacking: separate\nsources: [{path: nowhere.jsonl, fields: {text: text}}]\n",
+        encoding="utf-8",
+    )
+    with pytest.raises(RecipeError, match="packing 'separate': LlamaForCausalLM lets one document of a sequence reach"):
+        make()
+    assert not (tmp_path / "run" / "artifact").exists()
 
 
 def test_too_few_samples_are_refused_before_anything_is_quantized(make: Make, tmp_path: Path) -> None:

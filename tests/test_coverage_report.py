@@ -4,7 +4,7 @@ import pytest
 from made_coverage import activations, text_coverage
 
 from quantpipe.coverage_plots import PLOT_NAMES, TEXT_PLOT
-from quantpipe.coverage_report import expected_share, render_markdown, summary
+from quantpipe.coverage_report import activation_summary, expected_share, render_markdown, text_summary
 
 
 def rows_of(markdown: str, heading: str) -> list[list[str]]:
@@ -86,7 +86,7 @@ def test_names_cannot_break_out_of_their_table_or_line() -> None:
 
 
 def test_the_terminal_gets_a_line_for_each_held_out_domain() -> None:
-    lines = list(summary(text_coverage(cards=[[1, 2]]), activations()))
+    lines = [*text_summary(text_coverage(cards=[[1, 2]])), *activation_summary(activations())]
     assert lines[0].startswith("vocabulary: 80 of 400 ids occur")
     assert [line.split(":")[0] for line in lines] == [
         "vocabulary", "truncated", "held-out cards", "held-out cards", "held-out loans", "saturation",
