@@ -7,6 +7,7 @@ evaluation texts. Nothing here says what a text says: only names of sets, files 
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -68,6 +69,7 @@ class LeakageIndex:
         self._whole: dict[bytes, int] = {}
         self._lines: dict[bytes, int] = {}
         self._groups: dict[str, int] = {}
+        self._pairs: set[int] = set()  # hashes of any two words that follow each other
         grams_of: list[Hashes] = []
         for index, each in enumerate(texts):
             self._places.append(_Place(each.set, each.row, each.is_held_out))
@@ -79,6 +81,7 @@ class LeakageIndex:
             if (key := group_key(each.group)) is not None:
                 self._groups.setdefault(key, index)
             grams_of.append(ngram_hashes(of_text, NGRAM_WORDS))
+            self._pairs.update(map(hash, pairwise(of_text)))
         self._num_grams = np.array([len(grams) for grams in grams_of], dtype=np.int64)
         self._grams, self._starts, self._owners = _postings(grams_of)
 
@@ -97,19 +100,26 @@ class LeakageIndex:
         if not self._places:
             return None
         words_of_lines = [of_line for line in sample_text.splitlines() if (of_line := words(line))]
-        found = self._exact(sample_text, words_of_lines)
+        of_sample = [word for of_line in words_of_lines for word in of_line]
+        found = self._exact(sample_text, of_sample, words_of_lines)
         if found is not None:
             return self._places[found].leak("exact")
-        of_sample = [word for of_line in words_of_lines for word in of_line]
-        found = self._nearest(ngram_hashes(of_sample, NGRAM_WORDS), len(of_sample))
-        if found is not None:
-            return self._places[found].leak("near")
+        if self._may_share_run(of_sample):
+            found = self._nearest(ngram_hashes(of_sample, NGRAM_WORDS), len(of_sample))
+            if found is not None:
+                return self._places[found].leak("near")
         key = group_key(group)
         found = None if key is None else self._groups.get(key)
         return None if found is None else self._places[found].leak("group")
 
-    def _exact(self, sample_text: str, words_of_lines: Iterable[list[str]]) -> int | None:
-        whole = self._whole.get(text_digest(sample_text))
+    def _may_share_run(self, of_sample: list[str]) -> bool:
+        """Whether every two neighbours of some run of eight words are neighbours in evaluation texts: quick to deny."""
+        known = bytes(map(self._pairs.__contains__, map(hash, pairwise(of_sample))))
+        return b"\1" * (NGRAM_WORDS - 1) in known
+
+    def _exact(self, sample_text: str, of_sample: list[str], words_of_lines: list[list[str]]) -> int | None:
+        digest = digest_of(" ".join(of_sample)) if of_sample else text_digest(sample_text)
+        whole = self._whole.get(digest)
         in_lines = (self._lines.get(digest_of(" ".join(of_line))) for of_line in words_of_lines)
         found = [index for index in (whole, *in_lines) if index is not None]
         return min(found, default=None)

@@ -29,7 +29,7 @@ _UNSPACED = (
 _APOSTROPHES = "'\u2018\u2019\u02bc"
 _VARIATION_SELECTORS = (0xFE00, 0xFE0F)
 _LONGEST_CACHED = 32  # characters: a text without spaces must not fill the cache of words
-_BASE = np.uint64(0x9E3779B97F4A7C15)  # odd, so that multiplying by it loses nothing modulo 2^64
+_BASE = 0x9E3779B97F4A7C15  # odd, so that multiplying by it loses nothing modulo 2^64
 
 
 class _Table(dict[int, str]):
@@ -90,14 +90,17 @@ def ngram_hashes(of: Sequence[str], size: int) -> Hashes:
 
     The same in every process. Two different runs have the same hash with a chance of about 2^-64.
     """
-    num_runs = len(of) - size + 1
-    if num_runs < 1:
+    if len(of) < size:
         return np.zeros(0, dtype=np.uint64)
-    each = np.fromiter(map(_word_hash, of), dtype=np.uint64, count=len(of))
-    runs = np.zeros(num_runs, dtype=np.uint64)
-    for offset in range(size):
-        runs = runs * _BASE + each[offset : offset + num_runs]
-    return np.unique(runs)
+    hash_of = _cached_hash if max(map(len, of)) <= _LONGEST_CACHED else _word_hash
+    each = np.fromiter(map(hash_of, of), dtype=np.uint64, count=len(of))
+    return np.unique(np.correlate(each, _powers(size), mode="valid"))  # sums of hash times power, modulo 2^64
+
+
+@lru_cache(maxsize=8)
+def _powers(size: int) -> Hashes:
+    """The powers of the base, highest first."""
+    return np.array([pow(_BASE, exponent, 1 << 64) for exponent in reversed(range(size))], dtype=np.uint64)
 
 
 def _folded(text: str) -> str:
