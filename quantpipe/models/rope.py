@@ -9,7 +9,7 @@ Shapes: P pairs of dimensions that turn.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -49,18 +49,18 @@ class RopeFields:
         return 1.0 / self.theta**self.exponents_P
 
     def number(self, key: str, default: float | None = None) -> float:
-        """KeyError or TypeError where the field is not a number (or absent, without a default)."""
+        """KeyError where the field is not a number above zero (or absent, without a default)."""
         value = self.parameters.get(key)
         if value is None and default is not None:
             return default
-        if not isinstance(value, int | float) or isinstance(value, bool):
+        if not _is_positive(value):
             raise KeyError(key)
-        return value
+        return float(value)
 
     def numbers(self, key: str) -> Tensor:
         """[P]."""
         values = self.parameters.get(key)
-        if not isinstance(values, list) or len(values) != self.num_dims // 2:
+        if not isinstance(values, list) or len(values) != self.num_dims // 2 or not all(map(_is_positive, values)):
             raise KeyError(key)
         return torch.tensor(values, dtype=torch.float32)
 
@@ -68,6 +68,10 @@ class RopeFields:
     def factor(self) -> float:
         """By how much the context was extended; where a config leaves it out, what its two lengths say."""
         return self.number("factor", self.max_positions / self.original_positions)
+
+
+def _is_positive(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,16 +104,20 @@ def _fields(artifact: Artifact, parameters: Mapping[str, Any], head_dim: int, ma
     turned_frac = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
     if not may_be_partial:
         require_value(artifact, "partial_rotary_factor", turned_frac, 1.0)
-    num_dims = int(head_dim * turned_frac)
+    num_dims = int(head_dim * turned_frac) if _is_positive(turned_frac) else 0
     if num_dims % 2 or not 0 < num_dims <= head_dim:
         raise ArtifactError(
             f"{artifact.folder}/config.json: partial_rotary_factor {turned_frac} turns {num_dims} of {head_dim} "
             "dimensions; an even number of them is needed"
         )
     max_positions = required_int(artifact, "max_position_embeddings")
-    original = config.get("original_max_position_embeddings", parameters.get("original_max_position_embeddings"))
+    original_key = "original_max_position_embeddings"
+    original = config.get(original_key, parameters.get(original_key)) or max_positions
     theta = parameters.get("rope_theta", positive_number(artifact, "rope_theta", DEFAULT_ROPE_THETA))
-    return RopeFields(parameters, theta, num_dims, max_positions, original or max_positions)
+    for key, value in (("rope_theta", theta), (original_key, original)):
+        if not _is_positive(value):
+            raise ArtifactError(f"{artifact.folder}/config.json: {key}: {value!r} is not a number above 0")
+    return RopeFields(parameters, theta, num_dims, max_positions, original)
 
 
 def _spec(frequencies_P: Tensor, attention_scale: float = 1.0, max_positions: int | None = None) -> RopeSpec:
@@ -136,6 +144,8 @@ def _dynamic_rope(fields: RopeFields) -> RopeSpec:
 def _llama3_rope(fields: RopeFields) -> RopeSpec:
     """Long waves are stretched by ``factor``, short ones kept, those between blended (Llama 3.1)."""
     low, high = fields.number("low_freq_factor"), fields.number("high_freq_factor")
+    if high <= low:
+        raise KeyError("high_freq_factor")
     frequencies_P = fields.frequencies_P
     turns_P = fields.original_positions / (2 * math.pi / frequencies_P)
     kept_frac_P = ((turns_P - low) / (high - low)).clamp(0, 1)
@@ -170,8 +180,9 @@ def _yarn_attention_scale(fields: RopeFields) -> float:
     def scale(weight: float) -> float:
         return 0.1 * weight * math.log(fields.factor) + 1.0 if fields.factor > 1 else 1.0
 
-    weight, weight_all = fields.parameters.get("mscale"), fields.parameters.get("mscale_all_dim")
-    return fields.number("attention_factor", scale(weight) / scale(weight_all) if weight and weight_all else scale(1))
+    weights = [fields.number(key) for key in ("mscale", "mscale_all_dim") if fields.parameters.get(key)]
+    usual = scale(weights[0]) / scale(weights[1]) if len(weights) == 2 else scale(1)
+    return fields.number("attention_factor", usual)
 
 
 def _long_rope(fields: RopeFields) -> RopeSpec:

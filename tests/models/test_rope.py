@@ -126,6 +126,11 @@ def test_rope_depends_on_theta() -> None:
         ({"rope_type": "yarn", "beta_fats": 3}, "unknown rope field 'beta_fats'; did you mean 'beta_fast'"),
         ({"rope_type": "yarn", "factor": "4"}, "rope_type 'yarn' lacks a legal 'factor'"),
         ({"rope_type": "llama3", "factor": 8.0}, "rope_type 'llama3' lacks a legal 'low_freq_factor'"),
+        ({"rope_type": "linear", "factor": 0}, "rope_type 'linear' lacks a legal 'factor'"),
+        ({"rope_type": "llama3", **LLAMA3, "high_freq_factor": 1.0}, "'llama3' lacks a legal 'high_freq_factor'"),
+        ({"rope_type": "yarn", "mscale": "a", "mscale_all_dim": 1}, "rope_type 'yarn' lacks a legal"),
+        ({"rope_theta": -1.0}, r"rope_theta: -1\.0 is not a number above 0"),
+        ({**YARN, "original_max_position_embeddings": "64"}, "original_max_position_embeddings: '64' is not a number"),
         ({**LONGROPE, "short_factor": SHORT[:-1]}, "rope_type 'longrope' lacks a legal 'short_factor'"),
         (
             {"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 64},
@@ -140,8 +145,8 @@ def test_what_cannot_be_turned_is_refused_by_name(parameters: dict[str, Any], me
         spec_of(rope_parameters=parameters)
 
 
-@pytest.mark.parametrize("partial", [0.0, 1.5, 3 / HEAD_DIM])
-def test_a_part_of_a_head_that_cannot_be_turned_is_refused(partial: float) -> None:
+@pytest.mark.parametrize("partial", [0.0, 1.5, 3 / HEAD_DIM, "half"])
+def test_a_part_of_a_head_that_cannot_be_turned_is_refused(partial: object) -> None:
     with pytest.raises(ArtifactError, match="dimensions; an even number of them is needed"):
         rope_spec(artifact_with(), {"partial_rotary_factor": partial}, HEAD_DIM, may_be_partial=True)
 
