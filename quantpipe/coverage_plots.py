@@ -7,7 +7,8 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from quantpipe.calibration.coverage import Coverage, Share
-from quantpipe.quantize.activation_coverage import ActivationCoverage, BeyondRange, InputCoverage
+from quantpipe.quantize.activation_coverage import ActivationCoverage, InputCoverage
+from quantpipe.quantize.channel_ranges import BeyondRange
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,7 +47,9 @@ def plot_beyond(coverage: ActivationCoverage, folder: Path) -> None:
         axes = figure.add_subplot(rows, columns, number + 1)
         for role, by_block in _beyond_by_role(coverage, number).items():
             axes.plot(list(by_block), list(by_block.values()), marker=".", label=role)
-        axes.set(title=f"held out: {name}", xlabel="block", ylabel="share beyond the range")
+        axes.axhline(coverage.expected_frac(number), color="black", linestyle="--", linewidth=1, label="expected")
+        axes.set(title=f"held out: {name}", xlabel="block", ylabel="beyond the calibrated range")
+        _percent(axes)
         axes.set_ylim(bottom=0)
         _whole_numbers(axes)
         if number == 0:
@@ -70,7 +73,8 @@ def plot_saturation(coverage: ActivationCoverage, folder: Path) -> None:
             axes.plot(counts, changes, marker="o", label=role)
         axes.set_xscale("log", base=2)
         axes.set_xticks(counts, [str(count) for count in counts])
-        axes.set(title=title, xlabel="sequences", ylabel="distance from all, relative")
+        axes.set(title=title, xlabel="sequences", ylabel="distance from those of all")
+        _percent(axes)
         axes.set_ylim(bottom=0)
     figure.axes[0].legend(fontsize="x-small")
     _save(figure, folder / SATURATION_PLOT)
@@ -125,6 +129,12 @@ def _whole_numbers(axes: "Axes") -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _percent(axes: "Axes") -> None:
+    from matplotlib.ticker import PercentFormatter
+
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
 
 
 def _save(figure: "Figure", path: Path) -> None:

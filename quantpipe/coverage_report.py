@@ -13,7 +13,8 @@ from quantpipe.calibration.coverage import (
 )
 from quantpipe.coverage_plots import BEYOND_PLOT, SATURATION_PLOT, TEXT_PLOT
 from quantpipe.gate.report import figure, inline, markdown_table
-from quantpipe.quantize.activation_coverage import ActivationCoverage, BeyondRange, InputCoverage
+from quantpipe.quantize.activation_coverage import ActivationCoverage, InputCoverage
+from quantpipe.quantize.channel_ranges import BeyondRange
 
 # A statistic that the second half of the sequences changes by more than this still moves.
 MOVING_FRAC = 0.05
@@ -48,22 +49,13 @@ def activation_summary(activations: ActivationCoverage) -> Iterator[str]:
 def beyond_sentence(coverage: ActivationCoverage, index: int) -> str:
     """How much of the held-out domain of that number exceeds what calibration saw, and where most."""
     worst = _worst(coverage, index)
+    name = inline(coverage.domains[index])
     return (
-        f"held-out {inline(coverage.domains[index])}: {_percent(_shared(coverage, index))} of the values that linears "
-        f"read are beyond the calibrated range of their channel, most at {_place(worst)} "
+        f"held-out {name}: {_percent(coverage.beyond_frac(index))} of the values that linears read are beyond the "
+        f"calibrated range of their channel, most at {_place(worst)} "
         f"({_percent(_share(worst.held_out[index]))}); were it drawn like the calibration set, about "
-        f"{_percent(expected_share(coverage, index))} would be"
+        f"{_percent(coverage.expected_frac(index))} would be"
     )
-
-
-def expected_share(coverage: ActivationCoverage, index: int) -> float:
-    """The share beyond the range if calibration and held-out values of a channel were drawn alike.
-
-    Of n calibration values and one more, that one is the largest with a chance of 1 / (n + 1).
-    """
-    num_values = sum(each.held_out[index].num_values for each in coverage.inputs)
-    expected = sum(each.held_out[index].num_values / (each.num_tokens + 1) for each in coverage.inputs)
-    return expected / max(num_values, 1)
 
 
 def saturation_sentence(coverage: ActivationCoverage) -> str:
@@ -85,6 +77,8 @@ def saturation_sentence(coverage: ActivationCoverage) -> str:
 def _text_parts(text: Coverage) -> Iterator[str]:
     yield f"{text.num_tokens:,} tokens of {text.num_documents:,} documents."
     yield f"![Tokens by domain, language and length]({TEXT_PLOT})"
+    if any(not each.name.isascii() for each in text.domains):
+        yield "A name that the plots have no letters for is a number there: its row in the tables."
     for title, shares in (
         ("domain", text.domains),
         ("language", text.languages),
@@ -126,7 +120,7 @@ def _activation_parts(coverage: ActivationCoverage) -> Iterator[str]:
         "were held-out text drawn like the calibration set: one in as many tokens as were calibrated on, and one more."
     )
     if coverage.domains:
-        yield f"![Held-out values beyond the calibrated range, by block]({BEYOND_PLOT})"
+        yield f"![Held-out values beyond the calibrated range, by block; dashed: expected]({BEYOND_PLOT})"
         yield _domain_table(coverage)
         yield f"The {WORST_SHOWN} inputs with most:"
         yield _worst_table(coverage)
@@ -145,7 +139,7 @@ def _domain_table(coverage: ActivationCoverage) -> str:
     for index, domain in enumerate(coverage.domains):
         worst = _worst(coverage, index)
         largest = max(each.held_out[index].largest_ratio for each in coverage.inputs)
-        shares = (_shared(coverage, index), expected_share(coverage, index), _share(worst.held_out[index]))
+        shares = (coverage.beyond_frac(index), coverage.expected_frac(index), _share(worst.held_out[index]))
         rows.append((domain, *map(_percent, shares), _place(worst), figure(largest)))
     headings = ("held out", "beyond the range", "expected", "at most", "at", "largest value / its channel's maximum")
     return markdown_table(headings, rows, right={1, 2, 3, 5})
@@ -202,12 +196,6 @@ def _worst(coverage: ActivationCoverage, index: int) -> InputCoverage:
 
 def _share(part: BeyondRange) -> float:
     return part.num_beyond / max(part.num_values, 1)
-
-
-def _shared(coverage: ActivationCoverage, index: int) -> float:
-    """The share over all inputs."""
-    parts = [each.held_out[index] for each in coverage.inputs]
-    return sum(part.num_beyond for part in parts) / max(sum(part.num_values for part in parts), 1)
 
 
 def _percent(value: float) -> str:

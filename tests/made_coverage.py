@@ -6,7 +6,8 @@ import numpy as np
 
 from quantpipe.calibration.calibration_set import CalibrationSet, Document
 from quantpipe.calibration.coverage import Coverage, measure_coverage
-from quantpipe.quantize.activation_coverage import ActivationCoverage, BeyondRange, CurvePoint, InputCoverage
+from quantpipe.quantize.activation_coverage import ActivationCoverage, InputCoverage
+from quantpipe.quantize.channel_ranges import BeyondRange, CurvePoint
 
 ROLES = ("self_attn.q_proj", "mlp.down_proj")
 

@@ -4,7 +4,7 @@ import pytest
 from made_coverage import activations, text_coverage
 
 from quantpipe.coverage_plots import PLOT_NAMES, TEXT_PLOT
-from quantpipe.coverage_report import activation_summary, expected_share, render_markdown, text_summary
+from quantpipe.coverage_report import activation_summary, render_markdown, text_summary
 
 
 def rows_of(markdown: str, heading: str) -> list[list[str]]:
@@ -36,7 +36,7 @@ def test_activations_are_told_by_domain_with_the_worst_input() -> None:
     coverage = activations()
     markdown = render_markdown(text_coverage(), coverage)
     # 999 calibration tokens: one more is the largest with a chance of 1 in 1000
-    assert expected_share(coverage, 0) == pytest.approx(0.001)
+    assert coverage.expected_frac(0) == pytest.approx(0.001)
     assert rows_of(markdown, "held out") == [
         ["cards", "1.05 %", "0.1 %", "2.1 %", "block 2 mlp.down_proj", "3.5"],
         ["loans", "1.55 %", "0.1 %", "2.6 %", "block 2 mlp.down_proj", "3.5"],

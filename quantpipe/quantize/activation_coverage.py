@@ -9,9 +9,9 @@ Shapes: S sequences, L tokens per sequence, T tokens, K in_features.
 
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,6 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from quantpipe.quantize.channel_ranges import BeyondCounter, BeyondRange, ChannelRange, CurvePoint
 from quantpipe.quantize.model.block_stream import BlockStream
 from quantpipe.quantize.model.groups import find_groups
 from quantpipe.quantize.model.loading import StreamedModel
@@ -29,32 +30,6 @@ TokenIds = npt.NDArray[np.int64]
 
 # The shares of the sequences after which statistics are looked at.
 FRACTIONS = (0.125, 0.25, 0.5, 1.0)
-
-
-@dataclass(frozen=True)
-class CurvePoint:
-    """How far the statistics of the first ``num_sequences`` are from those of all, relatively: 0 is there already.
-
-    ``absmax_change``: the mean over channels of the largest magnitude. ``hessian_change``: the Hessian's diagonal, that
-    is the mean square of each channel, by its norm over channels.
-    """
-
-    num_sequences: int
-    absmax_change: float
-    hessian_change: float
-
-
-@dataclass(frozen=True)
-class BeyondRange:
-    """Held-out values of one domain, and those larger than any that their channel had in calibration.
-
-    ``largest_ratio`` is the largest of them all, relative to its channel's calibrated maximum.
-    """
-
-    domain: str
-    num_values: int
-    num_beyond: int
-    largest_ratio: float
 
 
 @dataclass(frozen=True)
@@ -82,6 +57,20 @@ class ActivationCoverage:
     domains: tuple[str, ...]
     inputs: tuple[InputCoverage, ...]
     unreached: tuple[str, ...] = ()
+
+    def beyond_frac(self, index: int) -> float:
+        """The share of a held-out domain's values beyond the range, over all inputs; ``index`` into ``domains``."""
+        parts = [each.held_out[index] for each in self.inputs]
+        return sum(part.num_beyond for part in parts) / max(sum(part.num_values for part in parts), 1)
+
+    def expected_frac(self, index: int) -> float:
+        """That share if calibration and held-out values of a channel were drawn alike.
+
+        Of n calibration values and one more, that one is the largest with a chance of 1 / (n + 1).
+        """
+        parts = [(each.held_out[index].num_values, each.num_tokens) for each in self.inputs]
+        expected = sum(num_values / (num_tokens + 1) for num_values, num_tokens in parts)
+        return expected / max(sum(num_values for num_values, _ in parts), 1)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data that JSON holds."""
@@ -125,61 +114,6 @@ class _Observer(Protocol):
     def update(self, x_TK: Tensor) -> None: ...
 
 
-@dataclass
-class _Range:
-    """The largest magnitude and the mean square of each channel so far, and at the ends of earlier parts."""
-
-    absmax_K: Tensor
-    square_K: Tensor
-    num_tokens: int = 0
-    earlier: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-
-    @classmethod
-    def empty(cls, width: int) -> "_Range":
-        return cls(torch.zeros(width), torch.zeros(width, dtype=torch.float64))
-
-    def update(self, x_TK: Tensor) -> None:
-        if len(x_TK):
-            self.absmax_K = torch.maximum(self.absmax_K, x_TK.abs().amax(0))
-        self.square_K += x_TK.double().square().sum(0)
-        self.num_tokens += len(x_TK)
-
-    def end_part(self) -> None:
-        self.earlier.append((self.absmax_K.clone(), self.square_K / max(self.num_tokens, 1)))
-
-    def curve(self, ends: Sequence[int]) -> tuple[CurvePoint, ...]:
-        last_absmax_K, last_square_K = self.earlier[-1]
-        mean, norm = float(last_absmax_K.mean()), float(last_square_K.norm())
-        return tuple(
-            CurvePoint(
-                end,
-                float(last_absmax_K.mean() - absmax_K.mean()) / mean if mean else 0.0,
-                float((square_K - last_square_K).norm()) / norm if norm else 0.0,
-            )
-            for end, (absmax_K, square_K) in zip(ends, self.earlier, strict=True)
-        )
-
-
-@dataclass
-class _Beyond:
-    """Counts values beyond the calibrated range of their channel."""
-
-    absmax_K: Tensor
-    num_values: int = 0
-    num_beyond: int = 0
-    largest_ratio: float = 0.0
-
-    def update(self, x_TK: Tensor) -> None:
-        if not len(x_TK):
-            return
-        largest_K = x_TK.abs().amax(0)
-        seen_K = self.absmax_K > 0  # a channel that was always zero has no range to be relative to
-        if bool(seen_K.any()):
-            self.largest_ratio = max(self.largest_ratio, float((largest_K / self.absmax_K)[seen_K].max()))
-        self.num_values += x_TK.numel()
-        self.num_beyond += int((x_TK.abs() > self.absmax_K).sum())
-
-
 def _measure_block(
     model: StreamedModel, index: int, calibration: BlockStream, held_out: Mapping[str, BlockStream]
 ) -> tuple[list[InputCoverage], list[str]]:
@@ -188,7 +122,7 @@ def _measure_block(
     block = model.work_copy(model.load_block(index))
     linears = {leaf: module for leaf, module in block.named_modules() if isinstance(module, nn.Linear)}
     groups, unreached = find_groups(block, linears, calibration.batches(index), name)
-    ranges = {group[0]: _Range.empty(linears[group[0]].in_features) for group in groups}
+    ranges = {group[0]: ChannelRange.empty(linears[group[0]].in_features) for group in groups}
     ends = _ends(calibration.num_sequences)
 
     def end_part() -> None:
@@ -199,11 +133,11 @@ def _measure_block(
         calibration.run(block, index, is_last, ends, end_part)
     beyond: dict[str, list[BeyondRange]] = {leaf: [] for leaf in ranges}
     for domain, stream in held_out.items():
-        counts = {leaf: _Beyond(each.absmax_K) for leaf, each in ranges.items()}
+        counts = {leaf: BeyondCounter(each.absmax_K) for leaf, each in ranges.items()}
         with _observing(linears, counts):
             stream.run(block, index, is_last, (), lambda: None)
         for leaf, each in counts.items():
-            beyond[leaf].append(BeyondRange(domain, each.num_values, each.num_beyond, each.largest_ratio))
+            beyond[leaf].append(each.finish(domain))
     inputs = [
         InputCoverage(
             index,

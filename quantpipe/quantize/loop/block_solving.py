@@ -43,6 +43,11 @@ class Method:
     propagate: Literal["quantized", "full", "both"] = "quantized"
     kv: KVObserver | None = None
 
+    @property
+    def runs_blocks(self) -> bool:
+        """Whether anything looks at what the blocks compute: plain rounding needs no pass over the data."""
+        return bool(self.reads_data or self.transforms or self.kv is not None)
+
 
 @dataclass(frozen=True)
 class Block:

@@ -54,7 +54,7 @@ def quantize_blocks(
     changes = outside_changes(model)
     finished, num_blocks = work.num_finished_blocks(), len(model.blocks.blocks)
     kwargs = None
-    if token_ids_SL is not None and finished < num_blocks:
+    if token_ids_SL is not None and method.runs_blocks and finished < num_blocks:
         streams = (QUANTIZED, FULL) if method.propagate == "both" else (QUANTIZED,)
         positions = None if position_ids_SL is None else Positions(position_ids_SL, work.kwargs())
         hidden = work.hidden(0) if finished == 0 else None
