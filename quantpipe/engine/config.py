@@ -1,8 +1,12 @@
 """What one engine is built with. Plain dataclass: the runtime runs where pydantic is not installed."""
 
+import math
 from dataclasses import dataclass
 
-from quantpipe.errors import RecipeError
+from quantpipe.engine.admission import ADMISSIONS
+from quantpipe.engine.batching import BATCHING_MODES
+from quantpipe.engine.policies import POLICIES
+from quantpipe.errors import RecipeError, suggest
 from quantpipe.formats.kv_mode import kv_mode
 
 
@@ -20,6 +24,12 @@ class EngineConfig:
     when the engine opens, and KV blocks may take together. Without any, ``max_num_seqs`` sequences of
     ``max_model_len`` fit, within 1 GiB. With ``prefix_cache`` the blocks of past prompts stay until their space is
     needed, and a prompt that begins like one of them does not compute that part again.
+
+    ``policy``, ``batching`` and ``admission`` name rows of ``POLICIES``, ``BATCHING_MODES`` and ``ADMISSIONS``.
+    ``static_wait_s`` is for how long nothing must have come before a ``static`` batch starts that is not full. One
+    sequence reads at most ``max_prefill_chunk`` tokens of its prompt in a step. Of prompts longer than
+    ``long_prompt_tokens``, at most ``max_long_prefills`` are read at a time, and shorter ones pass those that wait.
+    With ``target_step_s``, prompts get fewer tokens, and fewer sequences run, where steps take longer than that.
     """
 
     backend: str = "cpu"
@@ -32,14 +42,29 @@ class EngineConfig:
     kv_cache_memory: int | None = None
     memory_utilization: float | None = None
     prefix_cache: bool = True
+    policy: str = "fcfs"
+    batching: str = "continuous"
+    static_wait_s: float = 0.05
+    admission: str = "peak"
+    max_prefill_chunk: int | None = None
+    max_long_prefills: int | None = None
+    long_prompt_tokens: int = 1024
+    target_step_s: float | None = None
     num_threads: int | None = None
     activation_divisor: float = 127.0
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "long_prompt_tokens"):
             if getattr(self, name) < 1:
                 raise RecipeError(f"engine.{name}: {getattr(self, name)} is below 1")
-        for name in ("max_model_len", "num_kv_blocks", "kv_cache_memory", "num_threads"):
+        for name in (
+            "max_model_len",
+            "num_kv_blocks",
+            "kv_cache_memory",
+            "max_prefill_chunk",
+            "max_long_prefills",
+            "num_threads",
+        ):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise RecipeError(f"engine.{name}: {getattr(self, name)} is below 1")
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -47,9 +72,22 @@ class EngineConfig:
                 f"engine.max_num_batched_tokens: {self.max_num_batched_tokens} is below max_num_seqs "
                 f"{self.max_num_seqs}; each running sequence needs one token per step"
             )
+        self._check_schedule()
         self._check_pool_size()
         if self.kv_dtype is not None:
             kv_mode(self.kv_dtype, "engine.kv_dtype")
+
+    def _check_schedule(self) -> None:
+        for name, known in (("policy", POLICIES), ("batching", BATCHING_MODES), ("admission", ADMISSIONS)):
+            if getattr(self, name) not in known:
+                raise RecipeError(
+                    f"engine.{name}: unknown '{getattr(self, name)}'{suggest(getattr(self, name), known)}"
+                )
+        # Written so that NaN, which compares false with everything, is refused.
+        if not 0 <= self.static_wait_s < math.inf:
+            raise RecipeError(f"engine.static_wait_s: {self.static_wait_s} is not a finite time of at least 0")
+        if self.target_step_s is not None and not 0 < self.target_step_s < math.inf:
+            raise RecipeError(f"engine.target_step_s: {self.target_step_s} is not a finite time above 0")
 
     def _check_pool_size(self) -> None:
         # Written so that NaN, which compares false with everything, is refused.

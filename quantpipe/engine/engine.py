@@ -11,6 +11,7 @@ An engine belongs to one thread at a time: no method may run while another does.
 import itertools
 import operator
 import secrets
+import time
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,8 @@ from quantpipe.formats.kv_mode import KV_MODES
 
 # Scoring keeps float32 logits of many positions at once: a step takes only as many as fit in this.
 MAX_SCORED_BYTES = 200_000_000
+# With static batching a step may find nothing to do yet; it returns at least that often, for requests to be added.
+MAX_WAIT_S = 0.005
 
 
 @dataclass(frozen=True)
@@ -86,11 +89,9 @@ class Engine:
         self._namespace = PrefixNamespace(kv_dtype=kv_dtype, artifact_digest=artifact_digest)
         self._scheduler = Scheduler(
             self._pool,
-            config.block_size,
-            config.max_num_seqs,
-            config.max_num_batched_tokens,
+            config,
             max_scored_rows,
-            prefix_cache=self._prefix_cache if config.prefix_cache else None,
+            self._prefix_cache if config.prefix_cache else None,
         )
         self._eos_token_ids = frozenset(self.description.eos_token_ids)
         self._unfinished: dict[str, Sequence] = {}
@@ -134,7 +135,7 @@ class Engine:
             token_ids = tuple(map(operator.index, prompt_ids))
         except TypeError as error:
             raise RequestError(f"prompt: not a list of token ids ({error})", "prompt") from None
-        request = Request(request_id, token_ids, params, prompt_logits_sink, cache_salt)
+        request = Request(request_id, token_ids, params, prompt_logits_sink, cache_salt, arrival_s=time.monotonic())
         check_request(request, self.description.vocab_size, self.max_model_len)
         seed = secrets.randbits(64) if params.seed is None else params.seed
         namespace = self._namespace._replace(salt=cache_salt)
@@ -164,16 +165,18 @@ class Engine:
         If the model raises, nothing has advanced and no output is lost. If a prompt logits sink raises, its request
         is dropped, the error passes through, and the next call returns what the others got in this step.
         """
-        step = self._scheduler.schedule()
+        step = self._scheduler.schedule(time.monotonic())
         if not step.advances:
-            if self._unfinished:
+            if step.wait_s > 0:
+                time.sleep(min(step.wait_s, MAX_WAIT_S))
+            elif self._unfinished:
                 raise QuantpipeError("engine: requests are queued but none can advance; this is a bug")
             return self._flush([])
         with torch.inference_mode():
             advanced = self._runner.run(step)
         self._count(step.advances)
         failed = [advance.seq for advance, got in zip(step.advances, advanced, strict=True) if got.error is not None]
-        self._scheduler.commit(step, failed)
+        self._scheduler.commit(step, failed, time.monotonic())
         outputs = [self._update(advance.seq, got) for advance, got in zip(step.advances, advanced, strict=True)]
         flushed = self._flush([output for output in outputs if output is not None])
         self._raise_sink_failure(step.advances, advanced, flushed)
@@ -249,7 +252,7 @@ class Engine:
     def _finish(self, seq: Sequence, reason: FinishReason, error: str | None = None) -> None:
         request = seq.request
         del self._unfinished[request.request_id]
-        self._scheduler.remove(seq)
+        self._scheduler.remove(seq, is_complete=reason is not FinishReason.ABORT)
         self._outputs[request.request_id] = RequestOutput(
             request.request_id,
             request.prompt_ids,

@@ -1,9 +1,10 @@
 """What a caller asks of the engine and what comes back. Requests are frozen; ``Sequence`` is their mutable progress."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,7 @@ from quantpipe.engine.prefix_cache import PrefixNamespace
 from quantpipe.engine.sampled import Sampled
 from quantpipe.engine.sampling_params import SamplingParams as SamplingParams
 from quantpipe.engine.sampling_params import check_params, check_token_id
-from quantpipe.errors import RequestError
+from quantpipe.errors import RequestError, suggest
 
 # Called with the index of the first prompt position of a chunk and its float32 logits [rows, vocab]:
 # row i are the logits *after* reading prompt_ids[first + i], i.e. they predict position first + i + 1.
@@ -20,6 +21,9 @@ from quantpipe.errors import RequestError
 PromptLogitsSink = Callable[[int, npt.NDArray[np.float32]], None]
 
 QosClass = Literal["interactive", "standard", "batch"]
+QOS_CLASSES: tuple[QosClass, ...] = get_args(QosClass)
+# As of Unix processes: lower goes first.
+PRIORITIES = range(-20, 20)
 
 
 @dataclass(frozen=True)
@@ -115,6 +119,9 @@ class Sequence:
     ``seed`` is the request's own, or one drawn for it. ``namespace`` is where its blocks may be shared.
     ``eos_token_ids`` are the model's.
     ``index`` is which of the request's samples it is; ``num_pending_forks`` others will start where its prompt ends.
+
+    Of ``block_table``, the first ``num_shared_blocks`` were there before it. What its place in the order depends on is
+    settled when it arrives: its ``number``, how long an output is expected of it, and how long a token took then.
     """
 
     request: Request
@@ -127,6 +134,10 @@ class Sequence:
     num_computed_tokens: int = 0
     num_seen_tokens: int = 0
     block_table: list[int] = field(default_factory=list)
+    num_shared_blocks: int = 0
+    number: int = 0
+    expected_new_tokens: int = 0
+    token_s: float = 0.0
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     _sampled: Sampled = field(init=False, repr=False)
@@ -161,6 +172,7 @@ class Sequence:
 def check_request(request: Request, vocab_size: int, max_model_len: int) -> None:
     """Raise RequestError, naming the parameter as an HTTP caller knows it, for what can never be served."""
     check_params(request.params, vocab_size)
+    _check_order(request)
     prompt_ids, max_tokens = request.prompt_ids, request.params.max_tokens
     if not prompt_ids:
         raise RequestError("prompt: empty; give at least one token", "prompt")
@@ -178,3 +190,15 @@ def check_request(request: Request, vocab_size: int, max_model_len: int) -> None
             f"{max_model_len:,}; ask for at most {max_model_len - len(prompt_ids):,}",
             "max_tokens",
         )
+
+
+def _check_order(request: Request) -> None:
+    if request.priority not in PRIORITIES:
+        raise RequestError(
+            f"priority: {request.priority} is outside {PRIORITIES[0]} (first) .. {PRIORITIES[-1]} (last)", "priority"
+        )
+    if request.qos not in QOS_CLASSES:
+        raise RequestError(f"qos: unknown '{request.qos}'{suggest(request.qos, QOS_CLASSES)}", "qos")
+    # Written so that NaN, which compares false with everything, is refused.
+    if request.deadline_s is not None and not 0 < request.deadline_s < math.inf:
+        raise RequestError(f"deadline_s: {request.deadline_s} is not a finite time above 0", "deadline_s")

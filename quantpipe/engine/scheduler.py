@@ -1,83 +1,61 @@
-"""Which sequences advance in the next step, and by how many tokens. Knows blocks, not tensors.
+"""Which sequences advance in the next step, and by how many tokens. Knows blocks, not tensors; reads no clock.
 
 There are no phases: a step has one budget of tokens, and a sequence gets as many as it still has to read: one where
-it decodes, a chunk where it reads a prompt or comes back from preemption.
+it decodes, a chunk where it reads a prompt or comes back from preemption. A policy puts all sequences in order.
 
-1. Running sequences first: those that decode get their one token each, the others share what is left, oldest first.
-   A long prompt therefore delays a decode by one step of at most the budget.
-2. Blocks are given oldest first. Where none is left, the youngest running sequence gives all of its back and will
-   recompute them later. The oldest is never the victim while others run, so it always ends.
-3. Waiting sequences are admitted in the order of arrival, each with blocks for all of its tokens. What the prefix
-   cache knows of them, they need not read: a preempted sequence mostly finds its own blocks again.
-
-Running sequences are always older than waiting ones, and both lists are in the order of arrival.
+1. Running sequences first: those that decode get their one token each, the others share what is left, in order and at
+   most a chunk each. A long prompt therefore delays a decode by one step of at most the budget.
+2. Blocks are given in order. Where none is left, the last running sequence gives all of its back and will recompute
+   them later. The first is never the victim while others run, and the order among those that make no progress does not
+   change, so the first always ends. A block that others read too is copied before it is written.
+3. Waiting sequences are admitted in order, each with blocks for all of its tokens, while the batching mode, the batch
+   limit and the room for what they will yet take allow. One that does not fit is not overtaken. Long prompts alone
+   stand in a lane of their own, where only so many are read at a time. What the prefix cache knows of a sequence, it
+   need not read: a preempted one mostly finds its own blocks again.
 """
 
-from collections import deque
+import itertools
 from collections.abc import Collection
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
+from quantpipe.engine.admission import ADMISSIONS, Candidate, OutputLengths, Room, most_computed_tokens
+from quantpipe.engine.batch_limit import BatchLimit
+from quantpipe.engine.batching import Batching
 from quantpipe.engine.block_pool import BlockPool
+from quantpipe.engine.config import EngineConfig
+from quantpipe.engine.policies import POLICIES
 from quantpipe.engine.prefix_cache import PrefixCache
 from quantpipe.engine.request import Sequence
+from quantpipe.engine.step import Advance as Advance
+from quantpipe.engine.step import Budget, advance_of
+from quantpipe.engine.step import Step as Step
+from quantpipe.engine.waiting import WaitingQueue, place_of
 from quantpipe.errors import RequestError
 
-
-class Advance(NamedTuple):
-    """Sequence ``seq`` reads its tokens ``start .. start + num_tokens``; the logits of the last few are wanted.
-
-    ``draft_ids`` are guesses of what follows its own tokens. They are the last of ``num_tokens``, and a row of logits
-    is wanted for each of them and for the token before them: as many may be chosen as prove right, and one more.
-    """
-
-    seq: Sequence
-    start: int
-    num_tokens: int
-    num_logit_rows: int
-    draft_ids: tuple[int, ...] = ()
-
-    @property
-    def end(self) -> int:
-        return self.start + self.num_tokens
-
-    @property
-    def has_sample(self) -> bool:
-        """Whether every token is now read, so that the last rows choose new ones."""
-        seq = self.seq
-        return (
-            self.start + self.num_tokens - len(self.draft_ids) == seq.num_tokens and seq.request.params.max_tokens > 0
-        )
-
-
-@dataclass(frozen=True)
-class Step:
-    """What to compute next, first in order first. Empty when there is nothing to do.
-
-    ``copies`` of whole blocks (source, destination) come first, before any key or value is written: their sources are
-    shared and may change hands. All sources are read as they were before the step; no destination occurs twice.
-    """
-
-    advances: tuple[Advance, ...]
-    copies: tuple[tuple[int, int], ...] = ()
+# How much the latest step counts in the average pace.
+PACE_FRAC = 0.1
+# For so many steps, what the prefix cache knew of a sequence that did not fit counts as what it knows.
+LOOKUP_STEPS = 16
 
 
 @dataclass
-class _Budget:
-    """What a step may still spend: tokens to read, and rows of prompt logits to keep."""
+class _Plan:
+    """A step in the making. ``order`` are those running; it loses its tail where they are preempted."""
 
-    num_tokens: int
-    num_scored_rows: int
+    now_s: float
+    order: list[Sequence]
+    budget: Budget
+    advances: list[Advance] = field(default_factory=list)
+    copies: dict[Sequence, tuple[int, int]] = field(default_factory=dict)
+    has_preempted: bool = False
 
-    def take(self, seq: Sequence) -> int:
-        """How many tokens ``seq`` may read, and pay for them."""
-        num = min(seq.num_uncomputed_tokens, self.num_tokens)
-        if seq.request.is_scored and seq.num_seen_tokens < seq.num_prompt_tokens:
-            num_known = seq.num_seen_tokens - seq.num_computed_tokens  # read again after preemption: no rows
-            num = min(num, num_known + self.num_scored_rows)
-            self.num_scored_rows -= max(0, num - num_known)
-        self.num_tokens -= num
-        return num
+
+@dataclass
+class _Refused:
+    """Who did not fit, and for how many steps it is tried again without another look into the prefix cache."""
+
+    candidate: Candidate
+    num_steps: int = 0
 
 
 class Scheduler:
@@ -87,23 +65,26 @@ class Scheduler:
     """
 
     def __init__(
-        self,
-        pool: BlockPool,
-        block_size: int,
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
-        max_scored_rows: int,
-        prefix_cache: PrefixCache | None = None,
+        self, pool: BlockPool, config: EngineConfig, max_scored_rows: int, prefix_cache: PrefixCache | None = None
     ) -> None:
         self.pool = pool
-        self.block_size = block_size
-        self.max_num_seqs = max_num_seqs
-        self.max_num_batched_tokens = max_num_batched_tokens
+        self.config = config
+        self.block_size = config.block_size
         self.max_scored_rows = max_scored_rows
         self.prefix_cache = prefix_cache
-        self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []
+        self.running: dict[Sequence, None] = {}
         self.num_preemptions = 0
+        self.batch_limit = BatchLimit(config.max_num_batched_tokens, config.target_step_s)
+        self.output_lengths = OutputLengths()
+        self._policy = POLICIES[config.policy]
+        self.waiting = WaitingQueue(
+            self._policy, config.long_prompt_tokens if config.max_long_prefills is not None else None
+        )
+        self._batching = Batching(config.batching, config.max_num_seqs, config.static_wait_s)
+        self._token_s = 0.04  # until the first step
+        self._numbers = itertools.count()
+        self._started_s = 0.0
+        self._refused: _Refused | None = None
 
     @property
     def has_unfinished(self) -> bool:
@@ -111,90 +92,118 @@ class Scheduler:
 
     def add(self, seq: Sequence) -> None:
         """Queue a sequence. RequestError where the whole pool could not hold it."""
-        # The last token is chosen but never read, so it needs no room.
-        num_tokens = seq.num_prompt_tokens + max(0, seq.request.params.max_tokens - 1)
+        num_tokens = most_computed_tokens(seq)
         if self._num_blocks(num_tokens) > self.pool.num_blocks:
             raise RequestError(
                 f"prompt: {num_tokens:,} tokens with max_tokens need {self._num_blocks(num_tokens):,} KV blocks and "
                 f"there are {self.pool.num_blocks:,}; shorten it or raise engine.num_kv_blocks",
                 "prompt",
             )
-        self.waiting.append(seq)
+        seq.number = next(self._numbers)
+        seq.expected_new_tokens = self.output_lengths.expected(seq.request.params.max_tokens)
+        seq.token_s = self._token_s
+        self._batching.arrived(seq.request.arrival_s)
+        self.waiting.push(seq, seq.request.arrival_s)
 
-    def remove(self, seq: Sequence) -> None:
-        """Forget a sequence that ended or was aborted, in whatever state it is, and free what it holds."""
+    def remove(self, seq: Sequence, is_complete: bool = False) -> None:
+        """Forget a sequence in whatever state it is, and free what it holds. From complete ones lengths are learned."""
         if seq in self.running:
-            self.running.remove(seq)
+            del self.running[seq]
         else:
             self.waiting.remove(seq)
+            self._refused = None
         self._free(seq)
+        if is_complete:
+            self.output_lengths.record(seq.num_generated_tokens)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Let ``child`` run beside ``parent``, whose computed tokens it begins with: it shares the blocks of those.
 
-        Call after ``commit``. The slot for it was kept free since ``parent`` was admitted: one of its
-        ``num_pending_forks``.
+        Call after ``commit``. The slot for it was kept free since ``parent`` was admitted, as one of its pending forks,
+        which it ceases to be.
         """
-        parent.num_pending_forks -= 1
+        child.number, child.token_s = parent.number, parent.token_s
+        child.expected_new_tokens = parent.expected_new_tokens
         child.num_computed_tokens = child.num_seen_tokens = parent.num_computed_tokens
         child.block_table = parent.block_table[: self._num_blocks(parent.num_computed_tokens)]
+        child.num_shared_blocks = parent.num_computed_tokens // self.block_size
         self.pool.share(child.block_table)
-        self.running.insert(self.running.index(parent) + 1, child)
+        self.running[child] = None
 
-    def schedule(self) -> Step:
+    def schedule(self, now_s: float) -> Step:
         """Choose the next step and allocate its blocks. Nothing advances until ``commit``."""
-        budget = _Budget(self.max_num_batched_tokens, self.max_scored_rows)
-        shares = self._share(budget)
-        num_preemptions = self.num_preemptions
-        advances: list[Advance] = []
-        copies: dict[Sequence, tuple[int, int]] = {}
+        self._started_s = now_s
+        plan = self._plan(now_s)
+        shares = self._share(plan)
         index = 0
-        while index < len(self.running):  # the list loses its tail where younger sequences are preempted
-            seq = self.running[index]
-            if shares[seq] and self._grow(seq, copies):
-                advances.append(_advance(seq, shares[seq]))
+        while index < len(plan.order):
+            seq = plan.order[index]
+            if shares[seq] and self._grow(seq, plan):
+                plan.advances.append(advance_of(seq, shares[seq]))
             index += 1
-        if self.num_preemptions == num_preemptions:
-            advances += self._admit(budget)
-        return Step(tuple(advances), tuple(copies.values()))
+        if self.waiting and not plan.has_preempted:
+            self._admit(plan)
+        wait_s = 0.0 if plan.advances else self._batching.wait_s(len(self.waiting), now_s)
+        return Step(tuple(plan.advances), tuple(plan.copies.values()), wait_s)
 
-    def commit(self, step: Step, failed: Collection[Sequence] = ()) -> None:
-        """The step was computed: its keys and values are in the cache, to be shared but for those of ``failed``."""
+    def commit(self, step: Step, failed: Collection[Sequence] = (), now_s: float | None = None) -> None:
+        """The step was computed: its keys and values are in the cache, to be shared but for those of ``failed``.
+
+        ``now_s`` is when it ended; without it nothing is learned about how long steps take.
+        """
+        num_tokens = 0
         for advance in step.advances:
-            seq = advance.seq
-            seq.num_computed_tokens = advance.end
-            seq.num_seen_tokens = max(seq.num_seen_tokens, advance.end)
+            seq, end = advance.seq, advance.start + advance.num_tokens
+            num_tokens += advance.num_tokens
+            seq.num_computed_tokens = end
+            if end > seq.num_seen_tokens:
+                seq.num_seen_tokens = end
             if self.prefix_cache is None:
                 continue
             if seq in failed:
                 self.prefix_cache.forget(seq.block_table)
-            elif advance.start // self.block_size < advance.end // self.block_size:  # a block became full
-                self.prefix_cache.register(seq.block_table, seq.token_ids, advance.end, seq.namespace)
+            elif end % self.block_size < advance.num_tokens:  # it filled a block
+                self.prefix_cache.register(seq.block_table, seq.token_ids, end, seq.namespace)
+        if now_s is not None:
+            step_s = now_s - self._started_s
+            self._token_s += PACE_FRAC * (step_s - self._token_s)
+            self.batch_limit.observe(num_tokens, step_s, now_s)
 
-    def _share(self, budget: _Budget) -> dict[Sequence, int]:
-        decoding = [seq for seq in self.running if seq.num_uncomputed_tokens == 1]
-        reading = [seq for seq in self.running if seq.num_uncomputed_tokens > 1]
-        return {seq: budget.take(seq) for seq in decoding + reading}
+    def _plan(self, now_s: float) -> _Plan:
+        places = sorted([place_of(seq, self._policy, now_s) for seq in self.running])
+        most = self.config.max_num_batched_tokens
+        max_chunk = self.config.max_prefill_chunk or most
+        return _Plan(now_s, [place[-1] for place in places], Budget(most, self.max_scored_rows, max_chunk))
 
-    def _grow(self, seq: Sequence, copies: dict[Sequence, tuple[int, int]]) -> bool:
-        """Give ``seq`` blocks for all of its tokens, preempting younger ones; False where it was itself preempted.
+    def _share(self, plan: _Plan) -> dict[Sequence, int]:
+        """Tokens for those that run. The budget covers a token for each of them, whatever the batch limit says."""
+        budget = plan.budget
+        shares = {seq: budget.take(seq) for seq in plan.order if seq.num_uncomputed_tokens == 1}
+        num_decoding = len(shares)
+        # The limit is on prompts: decodes alone may exceed it, and one block at least goes on being read.
+        num_for_prompts = max(self.batch_limit.num_tokens - num_decoding, self.block_size)
+        budget.num_tokens = min(budget.num_tokens, num_for_prompts)
+        if num_decoding < len(plan.order):
+            shares |= {seq: budget.take(seq) for seq in plan.order if seq not in shares}
+        return shares
+
+    def _grow(self, seq: Sequence, plan: _Plan) -> bool:
+        """Give ``seq`` blocks for all of its tokens, preempting from the end; False where it was itself preempted.
 
         Where the block it writes into next is shared, it gets a copy.
         """
-        num_missing = self._num_blocks(seq.num_tokens) - len(seq.block_table)
+        num_missing = max(0, -(-len(seq.token_ids) // self.block_size) - len(seq.block_table))
         while num_missing + self._must_copy(seq) > self.pool.num_available:
-            victim = self.running.pop()
-            self._free(victim)
-            copies.pop(victim, None)
-            self.waiting.appendleft(victim)
-            self.num_preemptions += 1
+            victim = plan.order.pop()
+            self._preempt(victim, plan)
             if victim is seq:
                 return False
         if self._must_copy(seq):
             copy = self.pool.make_writable(seq.block_table, seq.num_computed_tokens // self.block_size)
             assert copy is not None
-            copies[seq] = copy
-        seq.block_table += self.pool.allocate(num_missing)
+            plan.copies[seq] = copy
+        if num_missing:
+            seq.block_table += self.pool.allocate(num_missing)
         return True
 
     def _must_copy(self, seq: Sequence) -> bool:
@@ -202,28 +211,91 @@ class Scheduler:
         index, offset = divmod(seq.num_computed_tokens, self.block_size)
         return offset > 0 and self.pool.must_copy(seq.block_table[index])
 
-    def _admit(self, budget: _Budget) -> list[Advance]:
-        advances = []
-        num_slots = self.max_num_seqs - sum(1 + seq.num_pending_forks for seq in self.running)
-        while self.waiting and 1 + self.waiting[0].num_pending_forks <= num_slots:
-            seq = self.waiting[0]
-            hits = self._match(seq)
-            # Whole blocks for all its tokens, and one left for each running sequence to grow into:
-            # otherwise the next step would preempt what this one admits.
-            num_missing = self._num_blocks(seq.num_tokens) - len(hits)
-            num_unheld = sum(self.pool.num_references(block) == 0 for block in hits)
-            if num_missing + num_unheld + len(self.running) > self.pool.num_available:
-                break
-            seq.num_computed_tokens = len(hits) * self.block_size
-            num_tokens = budget.take(seq)
-            if num_tokens == 0:
-                seq.num_computed_tokens = 0
-                break
-            self._take_blocks(seq, hits, num_missing)
-            self.running.append(self.waiting.popleft())
+    def _preempt(self, seq: Sequence, plan: _Plan) -> None:
+        del self.running[seq]
+        self._free(seq)
+        plan.copies.pop(seq, None)  # its destination may be given to another in this very step
+        plan.has_preempted = True
+        self.waiting.push(seq, plan.now_s)
+        self.num_preemptions += 1
+
+    def _admit(self, plan: _Plan) -> None:
+        num_places = self._batching.num_places(len(self.running), len(self.waiting), plan.now_s)
+        if num_places == 0 or plan.budget.num_tokens == 0:
+            return
+        num_slots = self._num_slots()
+        num_long = self._num_long_prefills(plan)
+        room: Room | None = None
+        while num_places > 0:
+            seq = self.waiting.head(plan.now_s, takes_long=num_long > 0)
+            if seq is None:
+                return
             num_slots -= 1 + seq.num_pending_forks
-            advances.append(_advance(seq, num_tokens))
-        return advances
+            if num_slots < 0:
+                self._batching.close()
+                return
+            room = room or ADMISSIONS[self.config.admission](self.running, self.block_size, self.output_lengths)
+            if not self._start(seq, room, plan):
+                return
+            num_places -= 1
+            num_long -= self.waiting.is_long(seq)
+
+    def _num_slots(self) -> int:
+        """How many more sequences may run. If none does, the batch limit cannot be too low for one."""
+        most = self.config.max_num_seqs
+        if not self.running:
+            return most
+        num_used = len(self.running) + sum(seq.num_pending_forks for seq in self.running)
+        return min(most, self.batch_limit.num_tokens) - num_used
+
+    def _num_long_prefills(self, plan: _Plan) -> int:
+        """How many more long prompts may be read."""
+        most = self.config.max_long_prefills
+        if most is None:
+            return len(self.waiting)
+        return most - sum(
+            self.waiting.is_long(seq) and seq.num_computed_tokens < seq.num_prompt_tokens for seq in plan.order
+        )
+
+    def _start(self, seq: Sequence, room: Room, plan: _Plan) -> bool:
+        """Admit a sequence, if there is room for it now and later and something left to read it with."""
+        if self._did_not_fit(seq, room):
+            return False
+        hits = self._match(seq)
+        num_unheld = sum(self.pool.num_references(block) == 0 for block in hits)
+        candidate = Candidate(seq, self._num_blocks(seq.num_tokens) - len(hits), num_unheld)
+        if not self._fits(candidate, room):
+            self._refused = _Refused(candidate)
+            self._batching.close()
+            return False
+        seq.num_computed_tokens = len(hits) * self.block_size
+        num_tokens = plan.budget.take(seq)
+        if num_tokens == 0:
+            seq.num_computed_tokens = 0
+            return False
+        self._refused = None
+        self.waiting.remove(seq)
+        self._take_blocks(seq, hits, candidate.num_missing)
+        room.add(candidate)
+        self._batching.joined()
+        self.running[seq] = None
+        plan.advances.append(advance_of(seq, num_tokens))
+        return True
+
+    def _did_not_fit(self, seq: Sequence, room: Room) -> bool:
+        """Whether it was refused a few steps ago and still is, if the prefix cache knows no more of it than then."""
+        refused = self._refused
+        if refused is None or refused.candidate.seq is not seq or refused.num_steps == LOOKUP_STEPS:
+            return False
+        refused.num_steps += 1
+        return not self._fits(refused.candidate, room)
+
+    def _fits(self, candidate: Candidate, room: Room) -> bool:
+        num_available = self.pool.num_available
+        if candidate.num_missing + candidate.num_unheld > num_available:
+            return False
+        # What anybody will take later is no concern while nobody runs.
+        return not self.running or room.admits(candidate, num_available)
 
     def _match(self, seq: Sequence) -> list[int]:
         """The blocks that hold the beginning of ``seq`` already."""
@@ -236,6 +308,7 @@ class Scheduler:
     def _take_blocks(self, seq: Sequence, hits: list[int], num_new: int) -> None:
         self.pool.share(hits)  # first, or they could be evicted for the new ones
         seq.block_table += hits + self.pool.allocate(num_new)
+        seq.num_shared_blocks = len(hits)
         if self.prefix_cache is not None and seq.num_seen_tokens == 0 and not seq.request.is_scored:
             self.prefix_cache.record(seq.num_prompt_tokens, len(hits) * self.block_size)
 
@@ -243,15 +316,7 @@ class Scheduler:
         self.pool.release(seq.block_table)
         seq.block_table.clear()
         seq.num_computed_tokens = 0
+        seq.num_shared_blocks = 0
 
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
-
-
-def _advance(seq: Sequence, num_tokens: int) -> Advance:
-    start = seq.num_computed_tokens
-    end = start + num_tokens
-    num_rows = 1 if end == seq.num_tokens and seq.request.params.max_tokens > 0 else 0
-    if seq.request.is_scored:
-        num_rows = max(num_rows, min(end, seq.num_prompt_tokens) - max(start, seq.num_seen_tokens))
-    return Advance(seq, start, num_tokens, num_rows)

@@ -17,7 +17,9 @@ from quantpipe.engine.engine import Engine
 from quantpipe.engine.request import FinishReason, SamplingParams
 from quantpipe.errors import RecipeError, RequestError
 
-CONFIG = EngineConfig(max_model_len=64, block_size=4, num_kv_blocks=20, max_num_seqs=4, max_num_batched_tokens=16)
+CONFIG = EngineConfig(
+    max_model_len=64, block_size=4, num_kv_blocks=20, max_num_seqs=4, max_num_batched_tokens=16, admission="greedy"
+)
 GREEDY = SamplingParams(max_tokens=5)
 
 

@@ -36,6 +36,7 @@ def cramped(backend: str = "cpu", kv_dtype: str | None = None) -> EngineConfig:
         max_model_len=64,
         max_num_seqs=4,
         max_num_batched_tokens=12,
+        admission="greedy",
     )
 
 

@@ -17,7 +17,9 @@ VOCAB = 128
 # Float32 sums in another order, and where keys and values are quantized, one that then rounds the other way.
 TOLERANCE = {kv_dtype: 1e-4 if kv_dtype == "auto" else 2e-2 for kv_dtype in KV_MODES}
 GREEDY = SamplingParams(max_tokens=10, ignore_eos=True, logprobs=0)
-CONFIG = EngineConfig(block_size=4, max_model_len=64, max_num_seqs=4, max_num_batched_tokens=12, num_kv_blocks=64)
+CONFIG = EngineConfig(
+    block_size=4, max_model_len=64, max_num_seqs=4, max_num_batched_tokens=12, num_kv_blocks=64, admission="greedy"
+)
 
 
 @pytest.fixture(scope="module")

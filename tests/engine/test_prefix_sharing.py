@@ -10,7 +10,9 @@ from quantpipe.engine.config import EngineConfig
 from quantpipe.engine.engine import Engine
 from quantpipe.engine.request import SamplingParams
 
-CONFIG = EngineConfig(max_model_len=64, block_size=4, num_kv_blocks=40, max_num_seqs=4, max_num_batched_tokens=16)
+CONFIG = EngineConfig(
+    max_model_len=64, block_size=4, num_kv_blocks=40, max_num_seqs=4, max_num_batched_tokens=16, admission="greedy"
+)
 GREEDY = SamplingParams(max_tokens=6)
 PROMPT = list(range(18))
 

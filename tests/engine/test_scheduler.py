@@ -1,24 +1,38 @@
 """The scheduler alone, no model: budgets, order, admission, preemption."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quantpipe.engine.block_pool import BlockPool
+from quantpipe.engine.config import EngineConfig
 from quantpipe.engine.request import Request, SamplingParams, Sequence
 from quantpipe.engine.scheduler import Scheduler, Step
 from quantpipe.errors import RequestError
 
 
 def make_scheduler(
-    num_blocks: int = 64, block_size: int = 4, max_num_seqs: int = 4, budget: int = 16, max_scored_rows: int = 5
+    num_blocks: int = 64,
+    block_size: int = 4,
+    max_num_seqs: int = 4,
+    budget: int = 16,
+    max_scored_rows: int = 5,
+    **settings: Any,
 ) -> Scheduler:
-    return Scheduler(BlockPool(num_blocks), block_size, max_num_seqs, budget, max_scored_rows)
+    config = EngineConfig(
+        block_size=block_size,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=budget,
+        **{"admission": "greedy"} | settings,
+    )
+    return Scheduler(BlockPool(num_blocks), config, max_scored_rows)
 
 
-def make_seq(num_prompt: int, max_tokens: int = 1, is_scored: bool = False) -> Sequence:
+def make_seq(num_prompt: int, max_tokens: int = 1, is_scored: bool = False, **order: Any) -> Sequence:
     params = SamplingParams(max_tokens=max_tokens, prompt_logprobs=0 if is_scored else None)
-    return Sequence(Request("r", tuple(range(num_prompt)), params), list(range(num_prompt)))
+    return Sequence(Request("r", tuple(range(num_prompt)), params, **order), list(range(num_prompt)))
 
 
 def run(scheduler: Scheduler, step: Step) -> None:
@@ -54,7 +68,7 @@ def test_every_sequence_ends_within_budget_and_blocks(
     for time in range(2000):
         while arriving and arriving[0][0] <= time:
             scheduler.add(arriving.pop(0)[1])
-        step = scheduler.schedule()
+        step = scheduler.schedule(0.0)
         assert step.advances or not scheduler.has_unfinished
         assert sum(advance.num_tokens for advance in step.advances) <= budget
         assert len(scheduler.running) <= max_num_seqs
@@ -63,7 +77,7 @@ def test_every_sequence_ends_within_budget_and_blocks(
         for advance in step.advances:
             assert advance.num_tokens >= 1
             assert len(advance.seq.block_table) * 4 >= advance.end
-        order = [everyone.index(seq) for seq in [*scheduler.running, *scheduler.waiting]]
+        order = [everyone.index(seq) for seq in [*sorted(scheduler.running, key=everyone.index), *scheduler.waiting]]
         assert order == sorted(order)
         assert scheduler.pool.num_held == sum(len(seq.block_table) for seq in everyone)
         run(scheduler, step)
@@ -74,18 +88,16 @@ def test_every_sequence_ends_within_budget_and_blocks(
     assert all(seq.num_generated_tokens == seq.request.params.max_tokens for seq in everyone)
 
 
-@pytest.mark.parametrize("long_is_older", [True, False])
-def test_decode_advances_in_every_step_while_a_long_prompt_is_read(long_is_older: bool) -> None:
-    scheduler = make_scheduler(num_blocks=400, budget=16)
-    long, short = make_seq(1000), make_seq(4, max_tokens=50)
+@pytest.mark.parametrize("long_is_first", [True, False])
+def test_decode_advances_in_every_step_while_a_long_prompt_is_read(long_is_first: bool) -> None:
+    scheduler = make_scheduler(num_blocks=400, budget=16, policy="priority")
+    long, short = make_seq(1000, priority=-long_is_first), make_seq(4, max_tokens=50)
     scheduler.add(short)
+    run(scheduler, scheduler.schedule(0.0))
     scheduler.add(long)
-    run(scheduler, scheduler.schedule())
-    if long_is_older:
-        scheduler.running.reverse()
     while short in scheduler.running:
         num_generated, num_read = short.num_generated_tokens, long.num_computed_tokens
-        run(scheduler, scheduler.schedule())
+        run(scheduler, scheduler.schedule(0.0))
         assert short.num_generated_tokens == num_generated + 1
         assert long.num_computed_tokens == num_read + 15
     assert long.num_computed_tokens < 1000
@@ -96,7 +108,7 @@ def test_requests_are_admitted_in_order_of_arrival_even_if_a_later_one_would_fit
     first, big, small = make_seq(20, max_tokens=4), make_seq(20), make_seq(1)
     for seq in (first, big, small):
         scheduler.add(seq)
-    step = scheduler.schedule()
+    step = scheduler.schedule(0.0)
     assert [advance.seq for advance in step.advances] == [first]
     assert list(scheduler.waiting) == [big, small]
 
@@ -107,7 +119,7 @@ def test_sequence_is_not_admitted_into_the_block_that_an_older_one_needs_next() 
     scheduler.add(old)
     scheduler.add(young)
     while scheduler.has_unfinished:
-        run(scheduler, scheduler.schedule())
+        run(scheduler, scheduler.schedule(0.0))
     assert scheduler.num_preemptions == 0
 
 
@@ -117,7 +129,7 @@ def test_youngest_is_preempted_and_the_oldest_never() -> None:
     scheduler.add(old)
     scheduler.add(young)
     while scheduler.has_unfinished:
-        step = scheduler.schedule()
+        step = scheduler.schedule(0.0)
         if old in scheduler.running:
             assert any(advance.seq is old for advance in step.advances)
         run(scheduler, step)
@@ -131,7 +143,7 @@ def test_scored_prompt_asks_for_each_row_once_and_at_most_the_cap_per_step() -> 
     scheduler.add(seq)
     chunks = []
     while scheduler.has_unfinished:
-        step = scheduler.schedule()
+        step = scheduler.schedule(0.0)
         chunks += [(advance.start, advance.num_logit_rows) for advance in step.advances]
         run(scheduler, step)
     assert chunks == [(0, 5), (5, 5), (10, 3)]
@@ -142,10 +154,9 @@ def test_rows_already_delivered_are_not_asked_for_again_after_preemption() -> No
     seq = make_seq(13, max_tokens=2, is_scored=True)
     scheduler.add(seq)
     for _ in range(2):
-        run(scheduler, scheduler.schedule())
-    scheduler._free(scheduler.running.pop())
-    scheduler.waiting.appendleft(seq)
-    [advance] = scheduler.schedule().advances
+        run(scheduler, scheduler.schedule(0.0))
+    scheduler._preempt(seq, scheduler._plan(0.0))
+    [advance] = scheduler.schedule(0.0).advances
     assert (advance.start, advance.num_tokens, advance.num_logit_rows) == (0, 13, 3)
 
 
@@ -155,7 +166,7 @@ def test_prompt_without_scoring_wants_logits_only_where_it_ends() -> None:
     scheduler.add(seq)
     rows = []
     while scheduler.has_unfinished:
-        step = scheduler.schedule()
+        step = scheduler.schedule(0.0)
         rows += [advance.num_logit_rows for advance in step.advances]
         run(scheduler, step)
     assert rows == [0, 1]
@@ -168,5 +179,5 @@ def test_request_that_the_whole_pool_cannot_hold_is_refused_and_the_exact_fit_is
         scheduler.add(make_seq(10, max_tokens=8))
     assert caught.value.param == "prompt"
     while scheduler.has_unfinished:
-        run(scheduler, scheduler.schedule())
+        run(scheduler, scheduler.schedule(0.0))
     assert scheduler.pool.num_held == 0
