@@ -18,12 +18,14 @@ from quantpipe.calibration.rows import RowProblems
 from quantpipe.calibration.selection import Selection, select
 from quantpipe.calibration.shortfall import check_size, require_rows
 from quantpipe.calibration.sources import RowKeys
-from quantpipe.calibration.survey import Survey, survey
+from quantpipe.calibration.survey import Survey, pool_chars, survey
+from quantpipe.errors import DataError
 from quantpipe.report import Progress, no_progress
 
 FEW_SAMPLES = 16
 MIN_MEAN_TOKENS = 16
 POOL_GROWTH = 4
+MOST_POOL_CHARS = 1 << 29  # larger pools would not be flat memory any more
 
 
 def build_calibration(
@@ -57,6 +59,17 @@ def build_calibration(
             return _finish(request, renderer, found)
         except PoolTooSmallError:
             scale *= POOL_GROWTH
+            if scale * pool_chars(budget.num_tokens) > MOST_POOL_CHARS:
+                raise DataError(_endless(definition, found)) from None
+
+
+def _endless(definition: SetDefinition, found: Survey) -> str:
+    num_held = sum(len(pool) for pools in found.pools for pool in pools.values())
+    return (
+        f"{definition.file}: {num_held:,} rows do not fill the budget, so nearly all are dropped (as duplicates, "
+        "as too short for packing: truncate, by the cap on groups), and more do not fit in memory; lower "
+        "calibration.num_sequences, or change near_duplicates, packing or max_group_frac"
+    )
 
 
 def open_renderer(definition: SetDefinition, tokenizer_folder: Path) -> Renderer:

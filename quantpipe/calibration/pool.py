@@ -83,6 +83,9 @@ class Pool(Generic[Item]):
             self._shrink_group(group, self._max_group_chars)
         self._shrink()
 
+    def __len__(self) -> int:
+        return len(self._entries)
+
     def entries(self) -> list[Entry[Item]]:
         """What is held, lowest rank first."""
         return [self._entries[rank] for rank in sorted(self._entries)]

@@ -53,7 +53,7 @@ def survey(
     total_weight = sum(source.weight or 0.0 for source in definition.sources)
     for index, source in enumerate(progress(definition.sources, len(definition.sources), "calibration sources")):
         share = source.weight / total_weight if source.weight is not None else 1.0
-        max_chars = scale * max(MIN_POOL_CHARS, int(CHARS_PER_TOKEN * num_tokens * share))
+        max_chars = scale * pool_chars(num_tokens * share)
         frac = group_frac_of(source)
         strata = _Strata(source.label, max_chars, int(frac * max_chars) if frac < 1.0 else None)
         reading = SourceReading()
@@ -74,6 +74,11 @@ def survey(
         found.pools.append(strata.pools)
         found.readings.append(reading)
     return found
+
+
+def pool_chars(num_tokens: float) -> int:
+    """The usual size of the pools from which this many tokens are taken."""
+    return max(MIN_POOL_CHARS, int(CHARS_PER_TOKEN * num_tokens))
 
 
 def _usable(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from quantpipe.calibration import Budget, CalibrationSet, build_calibration
+from quantpipe.calibration import Budget, CalibrationSet, build, build_calibration
 from quantpipe.calibration import survey as first_pass
 from quantpipe.calibration.cells import MIN_CUT_TOKENS, GroupCap
 from quantpipe.errors import DataError
@@ -175,3 +175,14 @@ def test_an_account_that_did_not_look_at_every_row_says_so(
     assert account.is_estimate
     assert account.num_samples_available == 400
     assert account.num_tokens_available == pytest.approx(20_000, rel=0.05)
+
+
+def test_rows_that_are_nearly_all_dropped_end_before_memory_does(
+    tmp_path: Path, make_tokenizer: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(first_pass, "MIN_POOL_CHARS", 200)
+    monkeypatch.setattr(first_pass, "CHARS_PER_TOKEN", 1)
+    monkeypatch.setattr(build, "MOST_POOL_CHARS", 4 * 400)
+    folder = write_set(tmp_path / "set", {"a": varied(400)}, header="packing: truncate")
+    with pytest.raises(DataError, match="rows do not fill the budget, so nearly all are dropped"):
+        build_calibration(folder, make_tokenizer(), Budget(4, 100))
