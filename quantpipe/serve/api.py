@@ -4,13 +4,14 @@ Three kinds of fields: those served, checked in range; those of ``IGNORED``, whi
 ``NEUTRAL``, which are not served yet and are taken only at the value that asks for nothing. Anything else is an error.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from quantpipe.engine.request import SamplingParams
+from quantpipe.engine.sampling_params import MAX_BIAS, MAX_PENALTY, SamplingParams
 from quantpipe.errors import suggest
 
 IGNORED = frozenset(
@@ -32,12 +33,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
-    "logit_bias": ({},),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
-    "min_p": (0,),
-    "min_tokens": (0,),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "parallel_tool_calls": (True, False),
@@ -63,7 +58,9 @@ NEUTRAL_IN_MESSAGE: Mapping[str, tuple[Any, ...]] = {
 
 MAX_STOPS = 4
 MAX_STOP_CHARS = 1024
+MAX_BIASED_TOKENS = 1024
 MAX_SHOWN_CHARS = 60  # of a name that an error quotes
+TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
 def _only_neutral(values: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
@@ -114,11 +111,30 @@ def _check_stops(stop: str | list[str] | None) -> str | list[str] | None:
     return stop
 
 
+def _token_ids_from_keys(bias: Any) -> Any:
+    """JSON knows no integer keys: token ids come as texts. One spelling each, so that none can come twice."""
+    if not isinstance(bias, dict):
+        return bias
+    if len(bias) > MAX_BIASED_TOKENS:
+        raise PydanticCustomError("logit_bias", f"must name at most {MAX_BIASED_TOKENS:,} tokens")
+    for key, value in bias.items():
+        if not TOKEN_ID.fullmatch(key):
+            raise PydanticCustomError("logit_bias", "must have token ids as keys, not '{key}'", {"key": _shown(key)})
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (is_number and -MAX_BIAS <= value <= MAX_BIAS):
+            raise PydanticCustomError(
+                "logit_bias", f"must be from {-MAX_BIAS:g} to {MAX_BIAS:g} for token {{key}}", {"key": key}
+            )
+    return {int(key): float(value) for key, value in bias.items()}
+
+
 Text = Annotated[str, AfterValidator(_check_unicode)]
 TokenIdList = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 Prompt = Annotated[Text | list[Text] | TokenIdList | list[TokenIdList], BeforeValidator(_check_prompt)]
 Stop = Annotated[Text | list[Text] | None, AfterValidator(_check_stops)]
 FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
+Penalty = Annotated[FiniteFloat, Field(ge=-MAX_PENALTY, le=MAX_PENALTY)]
+LogitBias = Annotated[dict[int, float], BeforeValidator(_token_ids_from_keys, json_schema_input_type=dict[str, float])]
 
 
 class StreamOptions(BaseModel):
@@ -136,9 +152,15 @@ class GenerationRequest(BaseModel):
 
     model: Text
     max_tokens: Annotated[int, Field(ge=1)] | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
     temperature: Annotated[FiniteFloat, Field(ge=0, le=2)] | None = None
     top_p: Annotated[FiniteFloat, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None
+    min_p: Annotated[FiniteFloat, Field(ge=0, le=1)] | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    repetition_penalty: Annotated[FiniteFloat, Field(gt=0)] | None = None
+    logit_bias: LogitBias | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: Stop = None
     stop_token_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=64)] | None = None
@@ -181,9 +203,15 @@ class GenerationRequest(BaseModel):
         """The engine's view; OpenAI's defaults sample at temperature 1."""
         return SamplingParams(
             max_tokens=max_tokens,
+            min_tokens=self.min_tokens or 0,
             temperature=1.0 if self.temperature is None else self.temperature,
             top_p=1.0 if self.top_p is None else self.top_p,
             top_k=max(self.top_k or 0, 0),
+            min_p=self.min_p or 0.0,
+            repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            logit_bias=self.logit_bias or {},
             seed=None if self.seed is None else self.seed % 2**63,  # generators take no negative seeds
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=bool(self.ignore_eos),

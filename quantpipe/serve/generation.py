@@ -34,11 +34,15 @@ class TextDelta:
 
 
 class ChoiceText:
-    """One choice's growing text. A token is reported only once all of its text has been let out."""
+    """One choice's growing text. A token is reported only once all of its text has been let out.
 
-    def __init__(self, detokenizer: DetokenizerStream, stops: Sequence[str]) -> None:
+    A stop string counts only where it ends after the text of the first ``min_tokens`` tokens.
+    """
+
+    def __init__(self, detokenizer: DetokenizerStream, stops: Sequence[str], min_tokens: int = 0) -> None:
         self._detokenizer = detokenizer
         self._matcher = StopMatcher(stops)
+        self._min_tokens = min_tokens
         self._waiting: deque[PlacedToken] = deque()
         self._num_read_chars = 0
         self._num_sent_chars = 0
@@ -50,9 +54,9 @@ class ChoiceText:
         num_text_tokens = len(output.text_token_ids)  # a token that ends the request is counted, but is not text
         for position, token_id in enumerate(output.token_ids):
             start = self._num_read_chars
+            self._num_tokens += 1
             if position < num_text_tokens:
                 text += self._read(self._detokenizer.push([token_id]))
-            self._num_tokens += 1
             if output.logprobs:
                 self._waiting.append(PlacedToken(output.logprobs[position], start, self._num_read_chars))
             if self._matcher.stopped:
@@ -64,7 +68,7 @@ class ChoiceText:
 
     def _read(self, text: str) -> str:
         self._num_read_chars += len(text)
-        return self._matcher.push(text)
+        return self._matcher.push(text, may_stop=self._num_tokens > self._min_tokens)
 
     def _delta(self, text: str, output: StepOutput) -> TextDelta:
         self._num_sent_chars += len(text)

@@ -96,7 +96,7 @@ class Service:
         watcher = asyncio.create_task(_end_on_disconnect(http_request, submission))
         self._watchers.add(watcher)
         watcher.add_done_callback(self._watchers.discard)
-        choices = [ChoiceText(self.tokenizer.stream(), body.stops) for _ in jobs]
+        choices = [ChoiceText(self.tokenizer.stream(), body.stops, body.min_tokens or 0) for _ in jobs]
         deltas = self.metrics.observe(text_deltas(submission, choices))
         num_prompt_tokens = sum(len(prompt_ids) for prompt_ids, _ in jobs)
         if body.stream:

@@ -15,14 +15,18 @@ class StopMatcher:
         self._held = ""
         self.stopped = False
 
-    def push(self, piece: str) -> str:
-        """The text that is now certain not to belong to a stop string; after a match, the text in front of it."""
-        text = self._held + piece
+    def push(self, piece: str, may_stop: bool = True) -> str:
+        """The text that is now certain not to belong to a stop string; after a match, the text in front of it.
+
+        Where it may not stop, a stop string that ends in ``piece`` is text like any other.
+        """
+        text, num_known = self._held + piece, len(self._held)
         self._held = ""
         if self.stopped:
             return ""
-        matches = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
-        if matches:
+        starts = [(text.find(stop, max(0, num_known - len(stop) + 1)), len(stop)) for stop in self._stops]
+        matches = [(start + length, start) for start, length in starts if start >= 0]
+        if matches and may_stop:
             self.stopped = True
             return text[: min(matches)[1]]
         num_held = self._num_held(text)

@@ -38,8 +38,22 @@ BAD_FIELDS: list[tuple[str, Any]] = [
     ("n", 10**9),
     ("n", True),
     ("logit_bias", {"999999": 5}),
-    ("frequency_penalty", 0.5),
-    ("presence_penalty", 3),
+    ("logit_bias", {"258": 5}),
+    ("logit_bias", {"x": 5}),
+    ("logit_bias", {"9" * 5000: 5}),
+    ("logit_bias", {"5": 101}),
+    ("logit_bias", {"5": "1"}),
+    ("logit_bias", [5]),
+    ("frequency_penalty", 2.1),
+    ("frequency_penalty", "1"),
+    ("presence_penalty", -3),
+    ("repetition_penalty", 0),
+    ("repetition_penalty", -1.5),
+    ("min_p", 1.5),
+    ("min_p", -0.1),
+    ("min_tokens", -1),
+    ("min_tokens", 1.5),
+    ("min_tokens", 10**30),
     ("response_format", {"type": "json_object"}),
     ("tools", [{"type": "function", "function": {"name": "f"}}]),
     ("stream", "yes"),
@@ -92,6 +106,7 @@ BAD_BODIES: dict[str, bytes] = {
     "string": b'"model"',
     "null": b"null",
     "NaN": b'{"model": "echo", "prompt": "a", "temperature": NaN}',
+    "NaN in logit_bias": b'{"model": "echo", "prompt": "a", "logit_bias": {"5": NaN}}',
     "Infinity": b'{"model": "echo", "prompt": "a", "temperature": 1e999}',
     "lone surrogate in the prompt": rb'{"model": "echo", "prompt": "a\ud800b"}',
     "lone surrogate in a stop": rb'{"model": "echo", "prompt": "a", "stop": "\udfff"}',
@@ -186,6 +201,12 @@ def test_limits_beyond_the_context_are_refused_with_the_right_numbers(server: Se
 def test_fields_of_one_endpoint_are_checked_there(server: Server, path: str, field: str, value: Any) -> None:
     prompt: dict[str, Any] = {"prompt": "hi"} if path == COMPLETIONS else {"messages": USER}
     assert_refused(server.post(path, model="echo", **(prompt | {field: value})), field)
+
+
+def test_more_tokens_at_least_than_at_most_are_refused(server: Server) -> None:
+    error = assert_refused(server.post(COMPLETIONS, model="echo", prompt="a", min_tokens=5, max_tokens=4), "min_tokens")
+    assert error["message"] == "min_tokens: 5 exceeds max_tokens 4; lower it"
+    assert server.post(COMPLETIONS, model="echo", prompt="a", min_tokens=4, max_tokens=4).status_code == 200
 
 
 def test_unknown_field_is_refused_with_the_nearest_name(server: Server) -> None:

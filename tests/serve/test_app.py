@@ -123,6 +123,10 @@ def test_sampling_fields_reach_the_engine(server: Server) -> None:
     assert (params.temperature, params.top_p, params.top_k, params.max_tokens) == (0.5, 0.9, 7, 2)
     assert params.seed is not None and params.seed >= 0
     assert (params.stop_token_ids, params.ignore_eos, params.logprobs) == ((5,), True, None)
+    body = dict(logit_bias={"5": -100}, presence_penalty=0.5, min_tokens=1)
+    assert server.post(CHAT, model="echo", messages=[{"role": "user", "content": "a"}], **body).status_code == 200
+    params = server.engine.seen_params[-1]
+    assert (params.logit_bias, params.presence_penalty, params.min_tokens) == ({5: -100.0}, 0.5, 1)
 
 
 def test_defaults_are_openais(server: Server) -> None:

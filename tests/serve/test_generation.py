@@ -13,9 +13,13 @@ EOS = 257
 
 
 def deltas(
-    tokenizer: Tokenizer, text: str, stops: Sequence[str] = (), end: FinishReason = FinishReason.LENGTH
+    tokenizer: Tokenizer,
+    text: str,
+    stops: Sequence[str] = (),
+    end: FinishReason = FinishReason.LENGTH,
+    min_tokens: int = 0,
 ) -> list[TextDelta]:
-    choice = ChoiceText(tokenizer.stream(), stops)
+    choice = ChoiceText(tokenizer.stream(), stops, min_tokens)
     token_ids = [*tokenizer.encode(text), *([EOS] if end is FinishReason.STOP else [])]
     made: list[TextDelta] = []
     for position, token_id in enumerate(token_ids):
@@ -42,6 +46,14 @@ def test_stop_string_across_tokens_ends_the_choice_and_takes_its_tokens_along(to
     shown = [token.logprob.token_id for delta in made for token in delta.tokens]
     assert shown == tokenizer.encode("one")
     assert made[-1].num_tokens == len(tokenizer.encode("one</end>"))
+
+
+def test_stop_string_that_ends_within_the_minimum_length_is_text(tokenizer: Tokenizer) -> None:
+    for min_tokens, expected in ((0, ""), (1, ""), (2, "ab"), (3, "ab"), (4, "abab"), (5, "abab"), (6, "ababab")):
+        made = deltas(tokenizer, "ababab", ["ab"], min_tokens=min_tokens)
+        assert "".join(delta.text for delta in made) == expected, min_tokens
+        assert made[-1].finish_reason == ("length" if min_tokens == 6 else "stop")
+        assert made[-1].num_tokens >= min_tokens
 
 
 def test_tokens_held_back_with_a_possible_stop_come_when_it_was_none(tokenizer: Tokenizer) -> None:

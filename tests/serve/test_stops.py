@@ -34,6 +34,19 @@ def test_what_is_let_out_is_the_text_before_the_first_complete_stop(pieces: list
     assert "".join(texts) == (text[: min(complete)[1]] if complete else text)
 
 
+@given(few_letters, few_letters, stop_lists)
+def test_stop_that_ends_where_it_may_not_is_text_and_one_that_begins_there_counts(
+    first: str, second: str, stops: list[str]
+) -> None:
+    matcher = StopMatcher(stops)
+    shown = [*(matcher.push(letter, may_stop=False) for letter in first), matcher.push(second), matcher.finish()]
+    text = first + second
+    starts = [(text.find(stop, max(0, len(first) - len(stop) + 1)), len(stop)) for stop in stops]
+    complete = [(start + length, start) for start, length in starts if start >= 0]
+    assert matcher.stopped == bool(complete)
+    assert "".join(shown) == (text[: min(complete)[1]] if complete else text)
+
+
 def test_only_a_possible_beginning_of_a_stop_is_held_back() -> None:
     matcher = StopMatcher(["</end>"])
     assert matcher.push("one </") == "one "
