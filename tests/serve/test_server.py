@@ -126,6 +126,10 @@ def test_requests_the_engine_refuses_are_400_and_harm_nothing(http: httpx.Client
     for prompt in ([258], [-1], [10**30], [1] * 257, ""):
         response = http.post("/v1/completions", json={"model": "tiny", "prompt": prompt})
         assert response.status_code == 400, response.text
+    for fields in ({"logit_bias": {"258": 1}}, {"stop_token_ids": [258]}, {"min_tokens": 17}):
+        response = http.post("/v1/completions", json={"model": "tiny", "prompt": [5], **fields})
+        assert response.status_code == 400, response.text
+        assert response.json()["error"]["param"] == next(iter(fields))
     assert http.post("/v1/completions", json={"model": "tiny", "prompt": [5]}).status_code == 200
 
 
