@@ -19,6 +19,7 @@ from quantpipe.quantize.channel_ranges import BeyondRange
 # A statistic that the second half of the sequences changes by more than this still moves.
 MOVING_FRAC = 0.05
 WORST_SHOWN = 10
+DOMAINS_SUMMED_UP = 4
 
 
 def render_markdown(text: Coverage, activations: ActivationCoverage | None) -> str:
@@ -34,14 +35,16 @@ def text_summary(text: Coverage) -> Iterator[str]:
     yield vocabulary_sentence(text)
     if text.num_truncated:
         yield truncation_sentence(text)
-    for seen in text.held_out[:MOST_SHOWN]:
+    for seen in text.held_out[:DOMAINS_SUMMED_UP]:
         yield f"held-out {seen.name}: {seen_sentence(seen)}"
+    yield from _left_out(len(text.held_out))
 
 
 def activation_summary(activations: ActivationCoverage) -> Iterator[str]:
     """What a reader of the terminal must know of what a set does in a model."""
-    for index in range(len(activations.domains[:MOST_SHOWN])):
+    for index in range(len(activations.domains[:DOMAINS_SUMMED_UP])):
         yield beyond_sentence(activations, index)
+    yield from _left_out(len(activations.domains))
     yield saturation_sentence(activations)
     yield from _unreached(activations)
 
@@ -170,6 +173,11 @@ def _saturation_table(coverage: ActivationCoverage) -> str:
         rows.append((point.num_sequences, *map(_percent, (median(hessian), max(hessian), median(absmax), max(absmax)))))
     headings = ("sequences", "Hessian's diagonal, median", "worst", "largest magnitudes, median", "worst")
     return markdown_table(headings, rows, right=set(range(5)))
+
+
+def _left_out(num_domains: int) -> Iterator[str]:
+    if num_domains > DOMAINS_SUMMED_UP:
+        yield f"{num_domains - DOMAINS_SUMMED_UP} more held-out domains are not listed here"
 
 
 def _unreached(coverage: ActivationCoverage) -> Iterator[str]:

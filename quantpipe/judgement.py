@@ -20,7 +20,7 @@ from quantpipe.engine.config import EngineConfig
 from quantpipe.engine.engine import Engine
 from quantpipe.engine.tokenizer import Tokenizer
 from quantpipe.errors import DataError
-from quantpipe.evaluate.divergence import DivergenceResult, measure_divergence, windows_from_text
+from quantpipe.evaluate.divergence import DivergenceResult, measure_divergence, named_windows
 from quantpipe.evaluate.eval_texts import eval_texts
 from quantpipe.evaluate.suite import Suite, SuiteResult, compare, load_suite, run_suite
 from quantpipe.formats.artifact import Artifact, verify
@@ -113,8 +113,8 @@ def windows_of_text(questions: Questions, section: DivergenceSection, tokenizer_
     if section.text is None:
         return questions
     tokenizer = Tokenizer.open(tokenizer_folder)
-    cut = windows_from_text(section.text, tokenizer, section.num_windows, section.window_tokens)
-    return replace(questions, windows=cut, domains=(section.text.stem,) * len(cut))
+    cut = named_windows(section.text, tokenizer, section.num_windows, section.window_tokens)
+    return replace(questions, windows=[window for _, window in cut], domains=tuple(name for name, _ in cut))
 
 
 def _of_held_out(recipe: Recipe, suite: Suite, held_out: HeldOut) -> Questions:

@@ -85,6 +85,16 @@ def test_names_cannot_break_out_of_their_table_or_line() -> None:
     assert not any(line.startswith("## c") for line in markdown.splitlines())
 
 
+def test_the_terminal_is_not_flooded_by_domains() -> None:
+    names = tuple(f"topic {number}" for number in range(30))
+    for lines in (
+        list(activation_summary(activations(names))),
+        list(text_summary(text_coverage(**{name: [[1]] for name in names}))),
+    ):
+        assert len(lines) <= 7
+        assert "26 more held-out domains are not listed here" in lines
+
+
 def test_the_terminal_gets_a_line_for_each_held_out_domain() -> None:
     lines = [*text_summary(text_coverage(cards=[[1, 2]])), *activation_summary(activations())]
     assert lines[0].startswith("vocabulary: 80 of 400 ids occur")

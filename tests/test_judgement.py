@@ -4,7 +4,7 @@ import pytest
 
 from quantpipe.errors import DataError
 from quantpipe.evaluate.suite import ItemResult, SuiteResult
-from quantpipe.judgement import engine_config, read_questions, read_texts, score_rows
+from quantpipe.judgement import engine_config, read_compared, read_questions, read_texts, score_rows
 from quantpipe.recipe.schema import EngineSection, Recipe
 
 EVALS = Path(__file__).parents[1] / "evals" / "quickstart"
@@ -36,6 +36,17 @@ def test_questions_are_read_before_any_work(tmp_path: Path, tiny_llama: Path) ->
     assert questions.suite is not None
     assert questions.suite.num_items >= 180
     assert [len(window) for window in questions.windows] == [32] * 4
+    files = sorted(path.stem for path in (EVALS / "held_out").glob("*.txt"))
+    assert questions.by_domain() == dict(zip(files[:4], [[window] for window in questions.windows], strict=True))
+
+
+def test_what_sets_are_compared_with_needs_no_windows_of_a_text(tmp_path: Path, tiny_llama: Path) -> None:
+    text = tmp_path / "short.txt"
+    text.write_text("far too few words to be cut into windows of many tokens each")
+    sections = {"evaluate": {"suite": EVALS, "divergence": {"text": text}}, "calibration": {"set": tmp_path}}
+    compared = read_compared(recipe(tmp_path, **sections), tiny_llama)
+    assert (compared.windows, compared.by_domain()) == ((), {})
+    assert str(text) in {each.set for each in compared.texts}
 
 
 def test_too_little_held_out_text_is_an_error_with_counts(tmp_path: Path, tiny_llama: Path) -> None:

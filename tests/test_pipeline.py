@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from quantpipe.errors import ArtifactError, DataError
-from quantpipe.pipeline import gate_artifact, only_run, run_recipe
+from quantpipe.pipeline import gate_artifact, only_run, quantization_facts, quantize_recipe, run_recipe
 from quantpipe.recipe.schema import Recipe
 from quantpipe.report import Reporter
 
@@ -31,6 +31,33 @@ def test_a_recipe_without_quantization_or_evals_still_gives_a_verdict(
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert names == {"artifact", "gate.json", "parity.json", "report.md"}
     assert "quantpipe run timed.yaml" in (tmp_path / "run" / "report.md").read_text()
+
+
+def test_a_held_out_text_too_short_for_the_coverage_does_not_stop_quantizing(
+    tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "short.txt").write_text("a few words only")
+    evals = Path(__file__).parents[1] / "evals" / "quickstart"
+    asked = Recipe.model_validate(
+        {
+            "version": 1,
+            "name": "tiny",
+            "model": {"source": str(tiny_llama)},
+            "calibration": {
+                "set": {"sources": [{"kind": "python_stdlib", "content": "topics"}]},
+                "num_sequences": 2,
+                "sequence_length": 32,
+            },
+            "quantize": {"solver": {"name": "gptq"}, "scheme": {"name": "w4a16", "group_size": 64}},
+            "evaluate": {"suite": evals, "divergence": {"text": tmp_path / "short.txt", "num_windows": 5}},
+            "gate": {"mean_kl": {"max": 1.0}},
+            "output": tmp_path / "run",
+        }
+    )
+    candidate = quantize_recipe(asked, tmp_path / "cache", Reporter())
+    assert "coverage looks at no held-out text: " in capsys.readouterr().err
+    assert ("coverage", "[coverage.md](coverage.md)") in quantization_facts(asked, candidate, 1.0)
+    assert "No held-out text was there" in (tmp_path / "run" / "coverage.md").read_text(encoding="utf-8")
 
 
 def test_an_artifact_that_is_not_there_is_refused_before_the_evals(

@@ -156,8 +156,17 @@ def windows_from_text(path: Path, tokenizer: TextCodec, num_windows: int, window
     Windows of one document are consecutive and do not overlap; documents take turns, so that a folder's domains are
     all covered. DataError, with the counts, where there is no text or too little of it.
     """
+    return [window for _, window in named_windows(path, tokenizer, num_windows, window_tokens)]
+
+
+def named_windows(
+    path: Path, tokenizer: TextCodec, num_windows: int, window_tokens: int
+) -> list[tuple[str, list[int]]]:
+    """The same windows, each with the name of its file (without the ending)."""
     documents = text_files(path)
-    windows_of = [_cut(tokenizer.encode(read_text(file)), window_tokens) for file in documents]
+    windows_of = [
+        [(file.stem, window) for window in _cut(tokenizer.encode(read_text(file)), window_tokens)] for file in documents
+    ]
     by_turns = [window for turn in zip_longest(*windows_of) for window in turn if window is not None]
     if len(by_turns) < num_windows:
         raise DataError(
