@@ -76,6 +76,11 @@ class Executor(Protocol):
         """One line for each choice a user should know, such as a slower path taken because the CPU lacks VNNI."""
         ...
 
+    @property
+    def context_tokens(self) -> tuple[int, int]:
+        """How many tokens attention has looked back on since loading: those wanted, and those read with padding."""
+        ...
+
     def allocate_kv_cache(self, num_blocks: int, block_size: int, dtype: str) -> KVCache:
         """An empty cache in a mode of ``KV_MODES``. ArtifactError where it needs scales that the folder lacks."""
         ...

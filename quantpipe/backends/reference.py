@@ -54,6 +54,11 @@ class ReferenceExecutor:
         return self.embedding_VH.device
 
     @property
+    def context_tokens(self) -> tuple[int, int]:
+        """Not counted: sequences are attended to one by one, so that nothing is padded."""
+        return 0, 0
+
+    @property
     def weight_bytes(self) -> int:
         weights = [tensor for linear in self.linears.values() for tensor in (linear.weight_NK, linear.scale_NG)]
         return num_bytes([self.embedding_VH, *self.norms.values(), *(w for w in weights if w is not None)])

@@ -8,6 +8,14 @@ def uniform(seed: int, index: int) -> float:
     return (_mix64(z & mask) >> 11) * 2.0**-53
 
 
+def sample_seed(seed: int, index: int) -> int:
+    """The seed of the ``index``-th sample of a request: the request's own for the first."""
+    if index == 0:
+        return seed
+    mask = (1 << 64) - 1
+    return _mix64(_mix64(seed & mask) ^ _mix64(index))
+
+
 def _mix64(z: int) -> int:
     mask = (1 << 64) - 1
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask

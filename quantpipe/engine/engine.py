@@ -1,19 +1,21 @@
 """The engine: requests in, tokens out. Ties the scheduler (what to compute) to the runner (computing it).
 
-The life of a request: ``add`` checks it and queues a Sequence; each ``step`` asks the scheduler who advances, runs
-that batch, and appends what came out; a sequence that ends frees its blocks at once and leaves a RequestOutput until
-``take_output``. Ended means: an end-of-sequence or stop token (kept as the last token), ``max_tokens``, ``abort``,
-or an error that concerns this request only.
+The life of a request: ``add`` checks it and queues a Sequence; each ``step`` appends what it got; where its prompt
+ends, one sequence more is forked for each further sample. A sequence that ends frees its blocks at once, and the last
+one leaves a RequestOutput until ``take_output``. Ended means: an end-of-sequence or stop token (kept as the last one),
+``max_tokens``, ``abort``, or an error that concerns this sample only.
+
+A step: the scheduler says who advances; shared blocks that are written into are copied; the model runs; tokens are
+chosen; the scheduler notes what is computed, and full blocks become known as prefixes; samples that ended leave.
 
 An engine belongs to one thread at a time: no method may run while another does.
 """
 
 import itertools
 import operator
-import secrets
 import time
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -36,7 +38,10 @@ from quantpipe.engine.request import (
     check_request,
 )
 from quantpipe.engine.runner import Advanced, ModelRunner
-from quantpipe.engine.scheduler import Advance, Scheduler
+from quantpipe.engine.sample_group import SampleGroup, append_tokens, finish_reason
+from quantpipe.engine.scheduler import Advance, Scheduler, Step
+from quantpipe.engine.stats import EngineCounters, EngineStats
+from quantpipe.engine.warm_up import take_first_steps
 from quantpipe.errors import ArtifactError, QuantpipeError, RecipeError, RequestError, suggest
 from quantpipe.formats.artifact import MANIFEST_NAME, Artifact
 from quantpipe.formats.kv_mode import KV_MODES
@@ -45,29 +50,6 @@ from quantpipe.formats.kv_mode import KV_MODES
 MAX_SCORED_BYTES = 200_000_000
 # With static batching a step may find nothing to do yet; it returns at least that often, for requests to be added.
 MAX_WAIT_S = 0.005
-
-
-@dataclass(frozen=True)
-class EngineStats:
-    """Counters since the engine was opened, and what it holds now. Recomputed tokens are not counted again.
-
-    ``used_blocks + cached_blocks + free_blocks == total_blocks``: cached ones are held by nobody but keep a prefix.
-    Of ``prefix_query_tokens``, those of all prompts looked up, ``prefix_hit_tokens`` were found and not computed.
-    """
-
-    num_running: int
-    num_waiting: int
-    used_blocks: int
-    free_blocks: int
-    total_blocks: int
-    num_preemptions: int
-    prompt_tokens: int
-    generated_tokens: int
-    steps: int
-    cached_blocks: int = 0
-    prefix_query_tokens: int = 0
-    prefix_hit_tokens: int = 0
-    prefix_evictions: int = 0
 
 
 class Engine:
@@ -94,13 +76,12 @@ class Engine:
             self._prefix_cache if config.prefix_cache else None,
         )
         self._eos_token_ids = frozenset(self.description.eos_token_ids)
-        self._unfinished: dict[str, Sequence] = {}
+        self._unfinished: dict[str, SampleGroup] = {}
         self._outputs: dict[str, RequestOutput] = {}
         self._undelivered: list[StepOutput] = []
         self._request_numbers = itertools.count()
-        self._num_prompt_tokens = 0
-        self._num_generated_tokens = 0
-        self._num_steps = 0
+        self._counters = EngineCounters()
+        self._context_tokens_before = executor.context_tokens
 
     @classmethod
     def open(cls, folder: Path, config: EngineConfig | None = None) -> "Engine":
@@ -137,20 +118,41 @@ class Engine:
             raise RequestError(f"prompt: not a list of token ids ({error})", "prompt") from None
         request = Request(request_id, token_ids, params, prompt_logits_sink, cache_salt, arrival_s=time.monotonic())
         check_request(request, self.description.vocab_size, self.max_model_len)
-        seed = secrets.randbits(64) if params.seed is None else params.seed
+        if params.n > self.config.max_num_seqs:
+            raise RequestError(
+                f"n: {params.n} samples exceed max_num_seqs {self.config.max_num_seqs}, as many as run at a time; ask "
+                "for fewer or raise engine.max_num_seqs",
+                "n",
+            )
         namespace = self._namespace._replace(salt=cache_salt)
-        seq = Sequence(request, list(token_ids), seed, namespace, self._eos_token_ids)
-        self._scheduler.add(seq)
-        self._unfinished[request_id] = seq
+        group = SampleGroup.of(request, namespace, self._eos_token_ids)
+        self._scheduler.add(group.seqs[0])
+        self._unfinished[request_id] = group
         return request_id
 
     def abort(self, request_id: str) -> None:
         """Forget a request in any state, its output included; an unknown id is ignored. Nothing more comes of it."""
         self._outputs.pop(request_id, None)
         self._undelivered = [output for output in self._undelivered if output.request_id != request_id]
-        seq = self._unfinished.pop(request_id, None)
-        if seq is not None:
+        group = self._unfinished.pop(request_id, None)
+        if group is None:
+            return
+        for seq in group.unended:
             self._scheduler.remove(seq)
+        self._check_idle_pool([])
+
+    def abort_sample(self, request_id: str, index: int) -> None:
+        """End one sample where it stands, with ``ABORT``; the others go on. Ignored where it has ended already.
+
+        RequestError before its first token: until then the samples of a request are one.
+        """
+        group = self._unfinished.get(request_id)
+        if group is None or group.has_ended(index):
+            return
+        if not 0 <= index < len(group.seqs) or not group.seqs[index].num_generated_tokens:
+            raise RequestError(f"index: request '{request_id}' has no sample {index} yet; abort the request", "index")
+        self._finish(group.seqs[index], FinishReason.ABORT)
+        self._check_idle_pool([])
 
     def take_output(self, request_id: str) -> RequestOutput:
         """The output of a finished request, once. Outputs stay in memory until taken or aborted."""
@@ -172,14 +174,18 @@ class Engine:
             elif self._unfinished:
                 raise QuantpipeError("engine: requests are queued but none can advance; this is a bug")
             return self._flush([])
+        started_s = time.monotonic()
         with torch.inference_mode():
             advanced = self._runner.run(step)
-        self._count(step.advances)
+        self._count(step, time.monotonic() - started_s)
         failed = [advance.seq for advance, got in zip(step.advances, advanced, strict=True) if got.error is not None]
         self._scheduler.commit(step, failed, time.monotonic())
-        outputs = [self._update(advance.seq, got) for advance, got in zip(step.advances, advanced, strict=True)]
-        flushed = self._flush([output for output in outputs if output is not None])
+        outputs: list[StepOutput] = []
+        for advance, got in zip(step.advances, advanced, strict=True):
+            outputs += self._update(advance.seq, got)
+        flushed = self._flush(outputs)
         self._raise_sink_failure(step.advances, advanced, flushed)
+        self._check_idle_pool(flushed)
         return flushed
 
     def generate(
@@ -202,7 +208,19 @@ class Engine:
             for request_id in request_ids:
                 self.abort(request_id)  # only after an error is there anything left to drop
 
+    def warm_up(self) -> None:
+        """Take the largest steps once, before anyone waits for them. Counters start anew; for an idle engine only."""
+        if self.has_unfinished or self._outputs:
+            raise QuantpipeError("engine: warm_up is for an idle engine; call it before the first request")
+        take_first_steps(self)
+        self._prefix_cache.clear()
+        self._scheduler.num_preemptions = 0
+        self._counters = EngineCounters()
+        self._context_tokens_before = self._runner.executor.context_tokens
+
     def stats(self) -> EngineStats:
+        """What the engine holds and what it has done."""
+        (wanted, read), (wanted_before, read_before) = self._runner.executor.context_tokens, self._context_tokens_before
         return EngineStats(
             num_running=len(self._scheduler.running),
             num_waiting=len(self._scheduler.waiting),
@@ -210,64 +228,72 @@ class Engine:
             free_blocks=self._pool.num_free,
             total_blocks=self._pool.num_blocks,
             num_preemptions=self._scheduler.num_preemptions,
-            prompt_tokens=self._num_prompt_tokens,
-            generated_tokens=self._num_generated_tokens,
-            steps=self._num_steps,
             cached_blocks=self._pool.num_cached,
             prefix_query_tokens=self._prefix_cache.num_query_tokens,
             prefix_hit_tokens=self._prefix_cache.num_hit_tokens,
             prefix_evictions=self._prefix_cache.num_evictions,
+            context_tokens=wanted - wanted_before,
+            padded_context_tokens=read - read_before,
+            **asdict(self._counters),
         )
 
-    def _update(self, seq: Sequence, got: Advanced) -> StepOutput | None:
-        """Append what a sequence got, and end it where it is complete. None while its prompt is being read."""
-        if got.error is not None:
-            self._finish(seq, FinishReason.ABORT, got.error)
-            return StepOutput(seq.request.request_id, (), (), FinishReason.ABORT, got.error)
+    def _update(self, seq: Sequence, got: Advanced) -> list[StepOutput]:
+        """Give a sequence what it got, and the forks that begin here; nothing is said while a prompt is being read."""
         seq.prompt_logprobs += got.prompt_logprobs
-        if got.token_id is not None:
-            seq.token_ids.append(got.token_id)
-            self._num_generated_tokens += 1
-        if got.logprob is not None:
-            seq.logprobs.append(got.logprob)
-        reason = self._finish_reason(seq)
+        forks = seq.pending_forks
+        if got.error is not None:
+            self._counters.nonfinite_failures += got.is_nonfinite * (1 + len(forks))
+            return [self._fail(failed, got.error) for failed in (*forks, seq)]
+        if not got.token_ids:
+            reason = finish_reason(seq)
+            if reason is None:
+                return []
+            self._finish(seq, reason)
+            return [StepOutput(seq.request.request_id, (), (), reason)]
+        for fork in forks:  # all of them before any ends: until then the parent holds what they share
+            self._scheduler.fork(seq, fork)
+        seq.num_pending_forks = 0
+        samples = zip((seq, *forks), (got, *got.forks), strict=True)
+        return [self._append(own, sample) for own, sample in samples]
+
+    def _append(self, seq: Sequence, got: Advanced) -> StepOutput:
+        num_added, reason = append_tokens(seq, got.token_ids, got.logprobs)
+        self._counters.generated_tokens += num_added
         if reason is not None:
             self._finish(seq, reason)
-        elif got.token_id is None:
-            return None
-        token_ids = () if got.token_id is None else (got.token_id,)
-        logprobs = () if got.logprob is None else (got.logprob,)
-        return StepOutput(seq.request.request_id, token_ids, logprobs, reason)
+        token_ids, logprobs = got.token_ids[:num_added], got.logprobs[:num_added]
+        return StepOutput(seq.request.request_id, token_ids, logprobs, reason, index=seq.index)
 
-    def _finish_reason(self, seq: Sequence) -> FinishReason | None:
-        params = seq.request.params
-        if seq.num_generated_tokens:
-            last = seq.token_ids[-1]
-            if last in params.stop_token_ids or (last in self._eos_token_ids and not params.ignore_eos):
-                return FinishReason.STOP
-        elif seq.num_uncomputed_tokens:
-            return None
-        return FinishReason.LENGTH if seq.num_generated_tokens >= params.max_tokens else None
+    def _fail(self, seq: Sequence, error: str) -> StepOutput:
+        self._finish(seq, FinishReason.ABORT, error)
+        return StepOutput(seq.request.request_id, (), (), FinishReason.ABORT, error, seq.index)
 
     def _finish(self, seq: Sequence, reason: FinishReason, error: str | None = None) -> None:
-        request = seq.request
-        del self._unfinished[request.request_id]
-        self._scheduler.remove(seq, is_complete=reason is not FinishReason.ABORT)
-        self._outputs[request.request_id] = RequestOutput(
-            request.request_id,
-            request.prompt_ids,
-            tuple(seq.token_ids[seq.num_prompt_tokens :]),
-            reason,
-            tuple(seq.logprobs),
-            tuple(seq.prompt_logprobs),
-            error,
+        group = self._unfinished[seq.request.request_id]
+        if seq in group.unended:
+            self._scheduler.remove(seq, is_complete=reason is not FinishReason.ABORT)
+        group.end(seq, reason, error)
+        if group.is_finished:
+            del self._unfinished[seq.request.request_id]
+            self._outputs[seq.request.request_id] = group.output()
+
+    def _check_idle_pool(self, outputs: list[StepOutput]) -> None:
+        """Nothing may hold a block once nothing runs: what is not given back now never will be."""
+        pool = self._pool
+        if self._unfinished or (pool.num_held == 0 and pool.num_available == pool.num_blocks):
+            return
+        self._undelivered += outputs
+        raise QuantpipeError(
+            f"engine: nothing runs, yet of {pool.num_blocks} KV blocks {pool.num_held} are held, {pool.num_free} free "
+            f"and {pool.num_cached} cached; this is a bug, restart the engine"
         )
 
-    def _count(self, advances: tuple[Advance, ...]) -> None:
-        self._num_steps += 1
-        for advance in advances:
+    def _count(self, step: Step, step_s: float) -> None:
+        self._counters.count_step(sum(advance.num_tokens for advance in step.advances), len(step.copies), step_s)
+        for advance in step.advances:
             seq = advance.seq
-            self._num_prompt_tokens += max(0, min(advance.end, seq.num_prompt_tokens) - seq.num_seen_tokens)
+            self._counters.prompt_tokens += max(0, min(advance.end, seq.num_prompt_tokens) - seq.num_seen_tokens)
+            self._counters.draft_tokens += len(advance.draft_ids)
 
     def _flush(self, outputs: list[StepOutput]) -> list[StepOutput]:
         flushed, self._undelivered = self._undelivered + outputs, []

@@ -109,6 +109,11 @@ class PrefixCache:
                 self._remove(block)
                 self._pool.discard(block)
 
+    def clear(self) -> None:
+        """Forget everything, counters included. What sequences hold stays theirs."""
+        self.forget(list(self._by_block))
+        self.num_query_tokens = self.num_hit_tokens = self.num_evictions = 0
+
     def _enter(
         self, parent: PrefixEntry | PrefixNamespace, token_ids: tuple[int, ...], seq_blocks: list[int], index: int
     ) -> PrefixEntry:

@@ -71,9 +71,10 @@ class Request:
 
 @dataclass(frozen=True)
 class StepOutput:
-    """What one engine step produced for one request: usually one token; on the last, the reason it ended.
+    """What one engine step produced for one sample: usually one token; on the last, the reason it ended.
 
-    ``error`` says in one line why a request that nobody aborted ended with ``ABORT``.
+    ``index`` is which of the request's samples it is. ``error`` says in one line why one that nobody aborted ended with
+    ``ABORT``.
     """
 
     request_id: str
@@ -81,6 +82,7 @@ class StepOutput:
     logprobs: tuple[TokenLogprob, ...]
     finish_reason: FinishReason | None
     error: str | None = None
+    index: int = 0
 
     @property
     def text_token_ids(self) -> tuple[int, ...]:
@@ -89,11 +91,30 @@ class StepOutput:
 
 
 @dataclass(frozen=True)
-class RequestOutput:
-    """A finished request. ``prompt_logprobs`` has one entry per prompt token after the first, if asked for.
+class SampleOutput:
+    """One of the samples of a finished request, the ``index``-th.
 
-    A request that ends with ``STOP`` has the token that stopped it as the last of ``token_ids`` (as in vLLM), so
-    that counts and log-probabilities cover every token computed; ``text_token_ids`` leaves it out.
+    One that ends with ``STOP`` has the token that stopped it as the last of ``token_ids`` (as in vLLM), so that counts
+    and log-probabilities cover every token computed; ``text_token_ids`` leaves it out.
+    """
+
+    index: int
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    logprobs: tuple[TokenLogprob, ...] = ()
+    error: str | None = None
+
+    @property
+    def text_token_ids(self) -> tuple[int, ...]:
+        """``token_ids`` without the token that stopped the sample: what to show as text."""
+        return self.token_ids[:-1] if self.finish_reason is FinishReason.STOP else self.token_ids
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """A finished request: its ``samples`` in order, and the first of them in fields of its own.
+
+    ``prompt_logprobs`` has one entry per prompt token after the first, if asked for.
     """
 
     request_id: str
@@ -103,10 +124,11 @@ class RequestOutput:
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     error: str | None = None
+    samples: tuple[SampleOutput, ...] = ()
 
     @property
     def text_token_ids(self) -> tuple[int, ...]:
-        """``token_ids`` without the token that stopped the request: what to show as text."""
+        """``token_ids`` without the token that stopped the first sample: what to show as text."""
         return self.token_ids[:-1] if self.finish_reason is FinishReason.STOP else self.token_ids
 
 
@@ -118,7 +140,8 @@ class Sequence:
     ``num_seen_tokens`` is the most it ever was: what was delivered for positions below it is not delivered again.
     ``seed`` is the request's own, or one drawn for it. ``namespace`` is where its blocks may be shared.
     ``eos_token_ids`` are the model's.
-    ``index`` is which of the request's samples it is; ``num_pending_forks`` others will start where its prompt ends.
+    ``index`` is which of the request's samples it is. The first has the others as ``forks``: they start where its
+    prompt ends, and the last ``num_pending_forks`` of them have not yet.
 
     Of ``block_table``, the first ``num_shared_blocks`` were there before it. What its place in the order depends on is
     settled when it arrives: its ``number``, how long an output is expected of it, and how long a token took then.
@@ -131,6 +154,7 @@ class Sequence:
     eos_token_ids: frozenset[int] = frozenset()
     index: int = 0
     num_pending_forks: int = 0
+    forks: "tuple[Sequence, ...]" = field(default=(), repr=False)
     num_computed_tokens: int = 0
     num_seen_tokens: int = 0
     block_table: list[int] = field(default_factory=list)
@@ -150,6 +174,10 @@ class Sequence:
         for token_id in self.token_ids[self.num_prompt_tokens + self._sampled.num_generated :]:
             self._sampled.append(token_id)
         return self._sampled
+
+    @property
+    def pending_forks(self) -> "tuple[Sequence, ...]":
+        return self.forks[len(self.forks) - self.num_pending_forks :]
 
     @property
     def num_prompt_tokens(self) -> int:

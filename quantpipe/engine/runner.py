@@ -5,7 +5,8 @@ Changes no sequence: what came out is returned, and the engine decides what it m
 Shapes: R rows whose logits are wanted, V vocabulary.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 
 from quantpipe.backends.protocol import Executor, KVCache
 from quantpipe.engine import sampler
@@ -22,16 +23,20 @@ NO_TOKEN_LEFT = (
 
 @dataclass(frozen=True)
 class Advanced:
-    """What one sequence got out of a step: a new token or None while its prompt is being read.
+    """What one sequence got out of a step: new tokens, none while its prompt is being read.
 
-    With ``error`` the request cannot go on; ``sink_failure`` is what the caller's own sink raised.
+    ``forks`` are the same for each of its pending forks, once it is read. With ``error`` the sequence cannot go on, nor
+    its pending forks; ``is_nonfinite`` says that the model's logits are to blame. ``sink_failure`` is what the caller's
+    own sink raised.
     """
 
-    token_id: int | None = None
-    logprob: TokenLogprob | None = None
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     error: str | None = None
+    is_nonfinite: bool = False
     sink_failure: Exception | None = None
+    forks: "tuple[Advanced, ...]" = ()
 
 
 class ModelRunner:
@@ -40,61 +45,81 @@ class ModelRunner:
     def __init__(self, executor: Executor, kv_cache: KVCache) -> None:
         self.executor = executor
         self.kv_cache = kv_cache
+        self._due_copies: list[tuple[tuple[int, int], ...]] = []
 
     def run(self, step: Step) -> list[Advanced]:
         """One entry per sequence of the step, in its order."""
+        self._copy(step)
         logits_RV = self.executor.forward(build_batch(step, self.kv_cache.block_size), self.kv_cache).numpy()
         token_ids = iter(_sample(logits_RV, step))
         advanced, first = [], 0
         for advance in step.advances:
             rows_RV = logits_RV[first : first + advance.num_logit_rows]
             first += advance.num_logit_rows
-            token_id = next(token_ids) if advance.has_sample else None
-            error = _error(rows_RV, advance, token_id)
-            advanced.append(_read_off(rows_RV, advance, token_id) if error is None else Advanced(error=error))
+            num_samples = 1 + advance.seq.num_pending_forks if advance.has_sample else 0
+            chosen = list(islice(token_ids, num_samples))
+            error = _error(rows_RV, advance, chosen)
+            advanced.append(_read_off(rows_RV, advance, chosen) if error is None else error)
         return advanced
+
+    def _copy(self, step: Step) -> None:
+        """A copy that failed stays due: block tables name its destination already, and nothing was written since."""
+        if step.copies:
+            self._due_copies.append(step.copies)
+        while self._due_copies:
+            self.kv_cache.copy_blocks(self._due_copies[0])
+            del self._due_copies[0]
 
 
 def _sample(logits_RV: Floats, step: Step) -> list[int | None]:
-    """A token for each sequence of the step that has read all of its own, chosen for all of them at once."""
+    """A token for each sequence of the step that has read all of its own, chosen for all of them at once.
+
+    One whose prompt is now read is followed by its pending forks, which choose from the same row.
+    """
     rows, requests, num_rows = [], [], 0
     for advance in step.advances:
         num_rows += advance.num_logit_rows
         if advance.has_sample:
-            rows.append(num_rows - 1)
-            requests.append(advance.seq.sampled())
+            for seq in (advance.seq, *advance.seq.pending_forks):
+                rows.append(num_rows - 1)
+                requests.append(seq.sampled())
     if not rows:
         return []
-    return sampler.sample(logits_RV if len(rows) == num_rows else logits_RV[rows], requests)
+    is_every_row = rows == list(range(num_rows))
+    return sampler.sample(logits_RV if is_every_row else logits_RV[rows], requests)
 
 
-def _error(logits_RV: Floats, advance: Advance, token_id: int | None) -> str | None:
+def _error(logits_RV: Floats, advance: Advance, chosen: list[int | None]) -> Advanced | None:
     """Why a sequence cannot go on with these logits."""
-    has_failed = advance.has_sample and token_id is None
+    has_failed = None in chosen
     if not (has_failed or advance.seq.request.is_scored):
         return None  # a token was found, so its row is usable
     if not all(sampler.is_usable(logits_RV)):
-        return UNUSABLE_LOGITS
-    return NO_TOKEN_LEFT if has_failed else None
+        return Advanced(error=UNUSABLE_LOGITS, is_nonfinite=True)
+    return Advanced(error=NO_TOKEN_LEFT) if has_failed else None
 
 
-def _read_off(logits_RV: Floats, advance: Advance, token_id: int | None) -> Advanced:
+def _read_off(logits_RV: Floats, advance: Advance, chosen: list[int | None]) -> Advanced:
     """Log-probabilities and prompt logits of one sequence, whose rows are the last ones of its chunk."""
     seq, params = advance.seq, advance.seq.request.params
-    logprob = None
-    if token_id is not None and params.logprobs is not None:
-        [logprob] = sampler.token_logprobs(logits_RV[-1:], [token_id], params.logprobs)
+    token_ids = [token_id for token_id in chosen if token_id is not None]
+    samples = [Advanced((token_id,)) for token_id in token_ids]
+    if token_ids and params.logprobs is not None:
+        rows_RV = logits_RV[[-1] * len(token_ids)]
+        logprobs = sampler.token_logprobs(rows_RV, token_ids, params.logprobs)
+        samples = [Advanced((entry.token_id,), (entry,)) for entry in logprobs]
+    own, *forks = samples or [Advanced()]
 
     first = advance.end - advance.num_logit_rows
     num_prompt_rows = min(advance.end, seq.num_prompt_tokens) - first if seq.request.is_scored else 0
     if num_prompt_rows <= 0:
-        return Advanced(token_id, logprob)
+        return replace(own, forks=tuple(forks)) if forks else own
     prompt_logprobs: list[TokenLogprob] = []
     if params.prompt_logprobs is not None:
         next_ids = seq.request.prompt_ids[first + 1 : first + 1 + num_prompt_rows]
         prompt_logprobs = sampler.token_logprobs(logits_RV[: len(next_ids)], next_ids, params.prompt_logprobs)
     sink_failure = _deliver(logits_RV[:num_prompt_rows], advance, first)
-    return Advanced(token_id, logprob, tuple(prompt_logprobs), sink_failure=sink_failure)
+    return replace(own, prompt_logprobs=tuple(prompt_logprobs), sink_failure=sink_failure, forks=tuple(forks))
 
 
 def _deliver(logits_RV: Floats, advance: Advance, first: int) -> Exception | None:

@@ -17,9 +17,10 @@ MAX_BIAS = 100.0  # either way: enough to force or to ban a token
 class SamplingParams:
     """How new tokens are chosen. Names and meanings are vLLM's.
 
-    ``max_tokens`` 0 only reads the prompt (for scoring). ``min_tokens``: until that many tokens are there, neither an
-    end-of-sequence token nor one of ``stop_token_ids`` is chosen. ``seed`` makes a request's draws independent of what
-    else is in the batch.
+    ``n`` samples are made of one prompt, which is read once; each has draws of its own, the first those of a request
+    for one. ``max_tokens`` 0 only reads the prompt (for scoring). ``min_tokens``: until that many tokens are there,
+    neither an end-of-sequence token nor one of ``stop_token_ids`` is chosen. ``seed`` makes a request's draws
+    independent of what else is in the batch.
 
     The logits are changed in this order: ``min_tokens``; ``logit_bias`` (token id -> what is added);
     ``repetition_penalty`` (divides positive logits of every token of the prompt and the output, multiplies negative
@@ -31,6 +32,7 @@ class SamplingParams:
     these changes. ``prompt_logprobs`` n returns the same of each prompt token after the first.
     """
 
+    n: int = 1
     max_tokens: int = 16
     min_tokens: int = 0
     temperature: float = 0.0
@@ -76,6 +78,10 @@ def _check_counts(params: SamplingParams) -> None:
         if not (_is_integer(value) and value >= 0):
             hint = " (0 switches it off)" if name != "max_tokens" else ""
             raise RequestError(f"{name}: {value!r} is not a whole number of at least 0{hint}", name)
+    if not (_is_integer(params.n) and params.n >= 1):
+        raise RequestError(f"n: {params.n!r} is not a whole number of at least 1", "n")
+    if params.n > 1 and params.max_tokens == 0:
+        raise RequestError(f"n: {params.n} samples of max_tokens 0 would all be empty; ask for one", "n")
     if params.min_tokens > params.max_tokens:
         raise RequestError(
             f"min_tokens: {params.min_tokens:,} exceeds max_tokens {params.max_tokens:,}; lower it", "min_tokens"

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-from quantpipe.engine.engine import EngineStats
 from quantpipe.engine.request import RequestOutput, SamplingParams, StepOutput
+from quantpipe.engine.stats import EngineStats
 from quantpipe.errors import QuantpipeError, RequestError
 from quantpipe.serve.submission import (
     AbortedError,

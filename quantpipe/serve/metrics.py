@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from quantpipe.engine.engine import EngineStats
+from quantpipe.engine.stats import EngineStats
 from quantpipe.serve.generation import TextDelta
 
 TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)

@@ -3,7 +3,8 @@
 A wrong slot, position, block table or context length changes the history it sees, and with it the tokens.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,6 +14,10 @@ import torch
 from torch import Tensor
 
 from quantpipe.backends.protocol import BatchInput
+from quantpipe.engine.draws import sample_seed
+from quantpipe.engine.sampled import Sampled
+from quantpipe.engine.sampler import sample
+from quantpipe.engine.sampling_params import SamplingParams
 
 VOCAB = 31
 MAX_POSITIONS = 4096
@@ -28,6 +33,24 @@ def logits_after(history: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
     return (TOKENS * (mixed * 2 + 1) % 65537 / 9000).astype(np.float32)
 
 
+@dataclass(frozen=True)
+class FakeKVCache:
+    """Of each slot, the token and the position written there."""
+
+    num_blocks: int
+    block_size: int
+    dtype: str
+    slots: Tensor
+
+    @property
+    def num_bytes(self) -> int:
+        return self.slots.nbytes
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        blocks = self.slots.view(self.num_blocks, -1)
+        blocks[[destination for _, destination in copies]] = blocks[[source for source, _ in copies]]
+
+
 class FakeExecutor:
     """``poison`` is a token id after which every logit is NaN."""
 
@@ -37,6 +60,7 @@ class FakeExecutor:
         )
         self.device = torch.device("cpu")
         self.weight_bytes = 0
+        self.context_tokens = (0, 0)
         self.notes: tuple[str, ...] = ()
         self.poison = poison
         self.batch_sizes: list[int] = []
@@ -45,13 +69,11 @@ class FakeExecutor:
     def kv_bytes_per_block(self, block_size: int, dtype: str) -> int:
         return 8 * block_size
 
-    def allocate_kv_cache(self, num_blocks: int, block_size: int, dtype: str) -> SimpleNamespace:
+    def allocate_kv_cache(self, num_blocks: int, block_size: int, dtype: str) -> FakeKVCache:
         slots = torch.full((num_blocks * block_size,), -1)
-        return SimpleNamespace(
-            num_blocks=num_blocks, block_size=block_size, dtype=dtype, num_bytes=slots.nbytes, slots=slots
-        )
+        return FakeKVCache(num_blocks, block_size, dtype, slots)
 
-    def forward(self, batch: BatchInput, kv_cache: SimpleNamespace) -> Tensor:
+    def forward(self, batch: BatchInput, kv_cache: FakeKVCache) -> Tensor:
         if self.fails:
             raise RuntimeError("out of memory")
         self.batch_sizes.append(len(batch.token_ids_T))
@@ -83,6 +105,26 @@ def dense_greedy(prompt_ids: Sequence[int], num_new: int, stop: frozenset[int] =
     return tuple(token_ids[len(prompt_ids) :])
 
 
+def dense_samples(
+    prompt_ids: Sequence[int], params: SamplingParams, eos_token_ids: Iterable[int] = ()
+) -> list[tuple[int, ...]]:
+    """What the same model generates for each of a seeded request's samples, one after the other, each alone."""
+    assert params.seed is not None
+    samples = []
+    for index in range(params.n):
+        sampled = Sampled(params, prompt_ids, sample_seed(params.seed, index), eos_token_ids)
+        token_ids: list[int] = []
+        while len(token_ids) < params.max_tokens:
+            [token_id] = sample(dense_logits([*prompt_ids, *token_ids]).numpy()[None], [sampled])
+            assert token_id is not None
+            token_ids.append(token_id)
+            sampled.append(token_id)
+            if token_id in params.stop_token_ids or (token_id in eos_token_ids and not params.ignore_eos):
+                break
+        samples.append(tuple(token_ids))
+    return samples
+
+
 def dense_logits(token_ids: Sequence[int]) -> Tensor:
     return torch.from_numpy(logits_after(np.array(token_ids) * MAX_POSITIONS + np.arange(len(token_ids))))
 
@@ -90,7 +132,11 @@ def dense_logits(token_ids: Sequence[int]) -> Tensor:
 @pytest.fixture(scope="session")
 def fake_model() -> SimpleNamespace:
     return SimpleNamespace(
-        executor=FakeExecutor, dense_greedy=dense_greedy, dense_logits=dense_logits, vocab_size=VOCAB
+        executor=FakeExecutor,
+        dense_greedy=dense_greedy,
+        dense_samples=dense_samples,
+        dense_logits=dense_logits,
+        vocab_size=VOCAB,
     )
 
 

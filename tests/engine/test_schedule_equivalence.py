@@ -1,6 +1,9 @@
-"""However requests arrive, are chunked, batched, preempted or aborted, each one's tokens are those it gets alone."""
+"""However requests arrive, are chunked, batched, forked, preempted or aborted, each one's tokens are those it gets
+alone.
+"""
 
 import math
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -13,14 +16,17 @@ from hypothesis import strategies as st
 
 from quantpipe.engine.config import EngineConfig
 from quantpipe.engine.engine import Engine
-from quantpipe.engine.request import FinishReason, SamplingParams
+from quantpipe.engine.request import FinishReason, SamplingParams, StepOutput
 
 STOP = 3
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One request of a schedule; ``abort_after`` steps from its arrival it is aborted if it still runs."""
+    """One request of a schedule; ``abort_after`` steps from its arrival it is aborted if it still runs.
+
+    ``end_sample`` (index, length) gives up one of its samples once it is so long.
+    """
 
     arrival: int
     prompt_ids: tuple[int, ...]
@@ -28,6 +34,18 @@ class Plan:
     is_scored: bool
     salt: str
     abort_after: int | None
+    n: int
+    temperature: float
+    end_sample: tuple[int, int] | None
+
+    def params(self, max_num_seqs: int) -> SamplingParams:
+        return SamplingParams(
+            n=min(self.n, max_num_seqs) if self.max_tokens else 1,
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            seed=len(self.prompt_ids),
+            prompt_logprobs=0 if self.is_scored else None,
+        )
 
 
 plans = st.lists(
@@ -48,6 +66,9 @@ plans = st.lists(
         is_scored=st.booleans(),
         salt=st.sampled_from(["", "tenant"]),
         abort_after=st.none() | st.integers(0, 15),
+        n=st.sampled_from([1, 1, 2, 3, 5]),
+        temperature=st.sampled_from([0.0, 3.0]),
+        end_sample=st.none() | st.tuples(st.integers(0, 4), st.integers(1, 6)),
     ),
     min_size=1,
     max_size=8,
@@ -77,47 +98,82 @@ def collector(rows: list[npt.NDArray[np.float32]]) -> Callable[[int, npt.NDArray
     return sink
 
 
-@settings(max_examples=80, deadline=None)
+class Run:
+    """A schedule carried out step by step, with what came out of it."""
+
+    def __init__(self, engine: Engine, schedule: list[Plan]) -> None:
+        self.engine = engine
+        self.schedule = schedule
+        self.rows: dict[int, list[npt.NDArray[np.float32]]] = {i: [] for i in range(len(schedule))}
+        self.streamed: dict[tuple[str, int], tuple[int, ...]] = defaultdict(tuple)
+        self.aborted: set[int] = set()
+        self.ended: set[tuple[str, int]] = set()
+
+    def to_the_end(self) -> None:
+        time = 0
+        while self.engine.has_unfinished or any(plan.arrival >= time for plan in self.schedule):
+            for i, plan in enumerate(self.schedule):
+                self._act(i, plan, time)
+            for output in self.engine.step():
+                self._take(output)
+            stats = self.engine.stats()
+            assert stats.used_blocks + stats.cached_blocks + stats.free_blocks == stats.total_blocks
+            time += 1
+            assert time < 3000
+
+    def _act(self, i: int, plan: Plan, time: int) -> None:
+        if plan.arrival == time:
+            sink = collector(self.rows[i]) if plan.is_scored else None
+            params = plan.params(self.engine.config.max_num_seqs)
+            self.engine.add(plan.prompt_ids, params, str(i), sink, plan.salt)
+        is_running = plan.arrival + (plan.abort_after or 0) == time and str(i) not in self.engine._outputs
+        if plan.abort_after is not None and is_running:
+            self.engine.abort(str(i))
+            self.aborted.add(i)
+
+    def _take(self, output: StepOutput) -> None:
+        sample = output.request_id, output.index
+        assert sample not in self.ended
+        self.streamed[sample] += output.token_ids
+        end_sample = self.schedule[int(output.request_id)].end_sample
+        if output.finish_reason is None and end_sample == (output.index, len(self.streamed[sample])):
+            self.engine.abort_sample(*sample)
+            self.ended.add(sample)
+
+
+@settings(max_examples=60, deadline=None)
 @given(plans, configs)
 def test_tokens_equal_those_of_a_dense_loop(
     fake_model: SimpleNamespace, schedule: list[Plan], config: EngineConfig
 ) -> None:
     executor = fake_model.executor(eos_token_ids=(STOP,))
     engine = Engine(executor, config)
-    rows: dict[int, list[npt.NDArray[np.float32]]] = {i: [] for i in range(len(schedule))}
-    streamed: dict[str, tuple[int, ...]] = {str(i): () for i in range(len(schedule))}
-    aborted: set[int] = set()
-    time = 0
-    while engine.has_unfinished or any(plan.arrival >= time for plan in schedule):
-        for i, plan in enumerate(schedule):
-            if plan.arrival == time:
-                params = SamplingParams(max_tokens=plan.max_tokens, prompt_logprobs=0 if plan.is_scored else None)
-                sink = collector(rows[i]) if plan.is_scored else None
-                engine.add(plan.prompt_ids, params, str(i), sink, plan.salt)
-            is_running = plan.arrival + (plan.abort_after or 0) == time and str(i) not in engine._outputs
-            if plan.abort_after is not None and is_running:
-                engine.abort(str(i))
-                aborted.add(i)
-        for step_output in engine.step():
-            streamed[step_output.request_id] += step_output.token_ids
-        stats = engine.stats()
-        assert stats.used_blocks + stats.cached_blocks + stats.free_blocks == stats.total_blocks
-        time += 1
-        assert time < 3000
-
+    run = Run(engine, schedule)
+    run.to_the_end()
     for i, plan in enumerate(schedule):
-        expected = fake_model.dense_greedy(plan.prompt_ids, plan.max_tokens, frozenset([STOP]))
-        if i in aborted:
-            assert streamed[str(i)] == expected[: len(streamed[str(i)])]
+        all_expected = fake_model.dense_samples(plan.prompt_ids, plan.params(config.max_num_seqs), (STOP,))
+        if i in run.aborted:
+            for index, expected in enumerate(all_expected):
+                assert run.streamed[str(i), index] == expected[: len(run.streamed[str(i), index])]
             continue
         output = engine.take_output(str(i))
-        assert output.token_ids == streamed[str(i)] == expected
-        stopped = bool(expected) and expected[-1] == STOP
-        assert output.finish_reason is (FinishReason.STOP if stopped else FinishReason.LENGTH)
+        assert (output.token_ids, output.finish_reason) == (
+            output.samples[0].token_ids,
+            output.samples[0].finish_reason,
+        )
+        for sample, expected in zip(output.samples, all_expected, strict=True):
+            assert sample.token_ids == run.streamed[str(i), sample.index]
+            if (str(i), sample.index) in run.ended:
+                assert sample.finish_reason is FinishReason.ABORT
+                assert sample.token_ids == expected[: len(sample.token_ids)]
+                continue
+            assert sample.token_ids == expected
+            stopped = bool(expected) and expected[-1] == STOP
+            assert sample.finish_reason is (FinishReason.STOP if stopped else FinishReason.LENGTH)
         assert [entry.token_id for entry in output.prompt_logprobs] == list(plan.prompt_ids[1:] * plan.is_scored)
         if plan.is_scored:
             dense = np.stack([fake_model.dense_logits(plan.prompt_ids[:n]) for n in range(1, len(plan.prompt_ids) + 1)])
-            np.testing.assert_array_equal(np.concatenate(rows[i]), dense)
+            np.testing.assert_array_equal(np.concatenate(run.rows[i]), dense)
     assert engine.stats().used_blocks == 0
     assert max(executor.batch_sizes, default=0) <= config.max_num_batched_tokens
 

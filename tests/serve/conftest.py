@@ -12,7 +12,6 @@ import tokenizers
 import uvicorn
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-from quantpipe.engine.engine import EngineStats
 from quantpipe.engine.request import (
     FinishReason,
     Request,
@@ -22,6 +21,7 @@ from quantpipe.engine.request import (
     TokenLogprob,
     check_request,
 )
+from quantpipe.engine.stats import EngineStats
 from quantpipe.engine.tokenizer import Tokenizer
 from quantpipe.serve.app import create_app
 from quantpipe.serve.loop import EngineLoop

@@ -4,7 +4,7 @@ Shapes: T tokens, R rows whose logits are wanted, V vocabulary, H hidden_size (i
 D head_dim, I intermediate size.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -52,6 +52,14 @@ class CpuLayer:
     post_mlp_norm: CpuNorm | None
 
 
+@dataclass
+class ContextCount:
+    """Tokens that attention looked back on: those wanted, and those read to make a group's contexts equally long."""
+
+    num_wanted: int = 0
+    num_read: int = 0
+
+
 @dataclass(frozen=True)
 class CpuExecutor:
     """A loaded model. ``kinds``: the ropes and windows of its layers, each pair once."""
@@ -65,10 +73,15 @@ class CpuExecutor:
     lm_head: CpuLinear
     weight_bytes: int
     notes: tuple[str, ...]
+    _context_count: ContextCount = field(default_factory=ContextCount)
 
     @property
     def device(self) -> torch.device:
         return self.embedding_VH.device
+
+    @property
+    def context_tokens(self) -> tuple[int, int]:
+        return self._context_count.num_wanted, self._context_count.num_read
 
     def kv_bytes_per_block(self, block_size: int, dtype: str) -> int:
         shape = self.description
@@ -99,6 +112,8 @@ class CpuExecutor:
         plans = [
             (Rotation.of(rope, batch.positions_T), plan_groups(batch, kv_cache, window)) for rope, window in self.kinds
         ]
+        self._context_count.num_wanted += sum(batch.context_lens)
+        self._context_count.num_read += sum(group.num_sequences * group.context_len for group in plans[0][1])
         for index, (layer, described) in enumerate(zip(self.layers, self.description.layers, strict=True)):
             rotation, groups = plans[layer.kind]
             query_THD = self._project(index, layer, x_TH, rotation, batch.slot_mapping_T, kv_cache)
