@@ -49,7 +49,7 @@ def candidates(logits_V: Floats, params: SamplingParams) -> Candidates:
         found = found.keep(np.flatnonzero(found.weight_K >= np.float32(np.log(params.min_p))))
     if 0 < params.top_k < len(found.weight_K):
         found = found.keep(_top_k(found.weight_K, params.top_k))
-    found = Candidates(found.ids_K, np.exp(found.weight_K))
+    np.exp(found.weight_K, out=found.weight_K)  # an array of its own by now
     if params.top_p < 1:
         found = found.keep(_nucleus(found.weight_K, params.top_p))
     return found
