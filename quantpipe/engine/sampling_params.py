@@ -1,7 +1,7 @@
 """How a request wants its tokens chosen, and which values of it can be served. Knows no logits and no sequence."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,6 +28,8 @@ class SamplingParams:
     (subtracted where it was generated at all). Then ``temperature`` (0 is greedy, and ends here), ``min_p`` (keeps what
     is at least that share as likely as the likeliest token; 0 is off), ``top_k`` (0 is off) and ``top_p`` (1 is off).
 
+    ``stop`` strings end the text before the first of them; they are for ``quantpipe.LLM``, as an engine knows no text.
+
     ``logprobs`` n returns the n most likely alternatives and the chosen token's log-probability, all before any of
     these changes. ``prompt_logprobs`` n returns the same of each prompt token after the first.
     """
@@ -44,6 +46,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
     seed: int | None = None
+    stop: str | Sequence[str] = field(default=(), hash=False)
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
@@ -61,6 +64,8 @@ def check_params(params: SamplingParams, vocab_size: int) -> None:
         raise RequestError(f"min_p: {params.min_p!r} is outside [0, 1] (0 switches it off)", "min_p")
     _check_penalties(params)
     _check_bias(params, vocab_size)
+    if params.stop:
+        raise RequestError("stop: an engine knows no text; use quantpipe.LLM, or stop_token_ids", "stop")
     for token_id in params.stop_token_ids:
         check_token_id(token_id, vocab_size, "stop_token_ids")
 

@@ -48,6 +48,11 @@ class ChoiceText:
         self._num_sent_chars = 0
         self._num_tokens = 0
 
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the text."""
+        return self._matcher.stop_string
+
     def push(self, output: StepOutput) -> TextDelta:
         """Take one step's tokens; a finish reason in the delta means that nothing more will follow."""
         text = ""

@@ -13,7 +13,12 @@ class StopMatcher:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
         self._held = ""
-        self.stopped = False
+        self.stop_string: str | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string is complete: it is then ``stop_string``."""
+        return self.stop_string is not None
 
     def push(self, piece: str, may_stop: bool = True) -> str:
         """The text that is now certain not to belong to a stop string; after a match, the text in front of it.
@@ -24,11 +29,11 @@ class StopMatcher:
         self._held = ""
         if self.stopped:
             return ""
-        starts = [(text.find(stop, max(0, num_known - len(stop) + 1)), len(stop)) for stop in self._stops]
-        matches = [(start + length, start) for start, length in starts if start >= 0]
+        starts = [(text.find(stop, max(0, num_known - len(stop) + 1)), stop) for stop in self._stops]
+        matches = [(start + len(stop), start, stop) for start, stop in starts if start >= 0]
         if matches and may_stop:
-            self.stopped = True
-            return text[: min(matches)[1]]
+            _, start, self.stop_string = min(matches)
+            return text[:start]
         num_held = self._num_held(text)
         self._held = text[len(text) - num_held :]
         return text[: len(text) - num_held]
