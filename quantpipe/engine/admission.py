@@ -149,17 +149,14 @@ class PeakRoom:
 
         Each gets a draw from the distribution of longer outputs, but always the same one for the same sequence.
         """
-        forks = [(seq, 0) for seq, _ in seqs for _ in range(seq.num_pending_forks)]
-        num_generated = _ints(seq.num_generated_tokens for seq, _ in seqs + forks)
-        max_tokens = _ints(seq.request.params.max_tokens for seq, _ in seqs + forks)
-        numbers = _ints(seq.number + seq.index for seq, _ in seqs + forks)
-        remaining = self._lengths.remaining(num_generated, max_tokens, numbers * GOLDEN_RATIO_FRAC % 1.0)
-        remaining[len(seqs) :] += self._block_size  # a fork begins with a copy of a block that is partly filled
-        return _ints(num_own for _, num_own in seqs + forks), remaining
-
-
-def _ints(numbers: Iterable[int]) -> Ints:
-    return np.array(list(numbers), dtype=np.int64)
+        num_begun = len(seqs)
+        seqs = seqs + [(seq, 0) for seq, _ in seqs for _ in range(seq.num_pending_forks)]
+        num_generated = np.array([len(seq.token_ids) - len(seq.request.prompt_ids) for seq, _ in seqs], dtype=np.int64)
+        max_tokens = np.array([seq.request.params.max_tokens for seq, _ in seqs], dtype=np.int64)
+        quantile = np.array([seq.number + seq.index for seq, _ in seqs], dtype=np.int64) * GOLDEN_RATIO_FRAC % 1.0
+        remaining = self._lengths.remaining(num_generated, max_tokens, quantile)
+        remaining[num_begun:] += self._block_size  # a fork begins with a copy of a block that is partly filled
+        return np.array([num_own for _, num_own in seqs], dtype=np.int64), remaining
 
 
 def most_computed_tokens(seq: Sequence) -> int:

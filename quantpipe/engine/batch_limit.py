@@ -1,13 +1,14 @@
 """How many tokens a step may have so that it takes no longer than wanted. Knows times and counts only.
 
-Additive increase, multiplicative decrease: the limit adapts to the machine, the model and whatever shares the cores,
-without a model of any of them.
+The limit grows slowly and shrinks fast (additive increase, multiplicative decrease, but for small limits): it adapts to
+the machine, the model and whatever shares the cores, without a model of any of them.
 """
 
 # A step that took too long shrinks the limit in proportion, within these factors: one outlier does not collapse it.
 MOST_SHRINKING, LEAST_SHRINKING = 0.5, 0.9
-# The limit would grow from nothing to its maximum in that many steps of the wanted time.
-STEPS_TO_GROW = 100
+# In the wanted time of a step, the limit grows by so much of itself, and of its maximum at most.
+GROWTH_FRAC = 0.1
+MAX_GROWTH_FRAC = 0.01
 
 
 class BatchLimit:
@@ -33,6 +34,7 @@ class BatchLimit:
         else:
             # By time and not by steps: idle time counts as well.
             elapsed_s = step_s if self._observed_s is None else now_s - self._observed_s
-            growth = self._max_tokens * elapsed_s / (self._target_step_s * STEPS_TO_GROW)
-            self._limit = min(float(self._max_tokens), self._limit + growth)
+            num_steps = min(elapsed_s / self._target_step_s, 1 / MAX_GROWTH_FRAC)
+            most = self._limit + num_steps * MAX_GROWTH_FRAC * self._max_tokens
+            self._limit = min(self._limit * (1 + GROWTH_FRAC) ** num_steps, most, float(self._max_tokens))
         self._observed_s = now_s

@@ -85,3 +85,5 @@ POLICIES: dict[str, Policy] = {
     "shortest": _shortest,
     "deadline": _deadline,
 }
+# Where a due time never changes.
+STATIC_POLICIES = frozenset({"fcfs", "priority"})

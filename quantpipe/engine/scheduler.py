@@ -22,8 +22,9 @@ from quantpipe.engine.admission import ADMISSIONS, Candidate, OutputLengths, Roo
 from quantpipe.engine.batch_limit import BatchLimit
 from quantpipe.engine.batching import Batching
 from quantpipe.engine.block_pool import BlockPool
+from quantpipe.engine.block_tables import BlockTables
 from quantpipe.engine.config import EngineConfig
-from quantpipe.engine.policies import POLICIES
+from quantpipe.engine.policies import POLICIES, STATIC_POLICIES
 from quantpipe.engine.prefix_cache import PrefixCache
 from quantpipe.engine.request import Sequence
 from quantpipe.engine.step import Advance as Advance
@@ -34,8 +35,9 @@ from quantpipe.errors import RequestError
 
 # How much the latest step counts in the average pace.
 PACE_FRAC = 0.1
-# For so many steps, what the prefix cache knew of a sequence that did not fit counts as what it knows.
-LOOKUP_STEPS = 16
+# Who did not fit is tried again when somebody leaves, or after so many steps: outputs may prove shorter than expected,
+# or the prefix cache may have come to know more.
+RETRY_STEPS = 16
 
 
 @dataclass
@@ -50,14 +52,6 @@ class _Plan:
     has_preempted: bool = False
 
 
-@dataclass
-class _Refused:
-    """Who did not fit, and for how many steps it is tried again without another look into the prefix cache."""
-
-    candidate: Candidate
-    num_steps: int = 0
-
-
 class Scheduler:
     """The queue of waiting sequences, the running ones, and the blocks they hold. Without ``prefix_cache`` none share.
 
@@ -69,9 +63,7 @@ class Scheduler:
     ) -> None:
         self.pool = pool
         self.config = config
-        self.block_size = config.block_size
         self.max_scored_rows = max_scored_rows
-        self.prefix_cache = prefix_cache
         self.running: dict[Sequence, None] = {}
         self.num_preemptions = 0
         self.batch_limit = BatchLimit(config.max_num_batched_tokens, config.target_step_s)
@@ -84,7 +76,10 @@ class Scheduler:
         self._token_s = 0.04  # until the first step
         self._numbers = itertools.count()
         self._started_s = 0.0
-        self._refused: _Refused | None = None
+        self._refused: Sequence | None = None
+        self._num_refusals = 0
+        self._order: list[Sequence] | None = None  # of those that run, until somebody comes or goes
+        self._tables = BlockTables(pool, config.block_size, prefix_cache)
 
     @property
     def has_unfinished(self) -> bool:
@@ -93,9 +88,10 @@ class Scheduler:
     def add(self, seq: Sequence) -> None:
         """Queue a sequence. RequestError where the whole pool could not hold it."""
         num_tokens = most_computed_tokens(seq)
-        if self._num_blocks(num_tokens) > self.pool.num_blocks:
+        num_blocks = self._tables.num_blocks(num_tokens)
+        if num_blocks > self.pool.num_blocks:
             raise RequestError(
-                f"prompt: {num_tokens:,} tokens with max_tokens need {self._num_blocks(num_tokens):,} KV blocks and "
+                f"prompt: {num_tokens:,} tokens with max_tokens need {num_blocks:,} KV blocks and "
                 f"there are {self.pool.num_blocks:,}; shorten it or raise engine.num_kv_blocks",
                 "prompt",
             )
@@ -108,11 +104,9 @@ class Scheduler:
     def remove(self, seq: Sequence, is_complete: bool = False) -> None:
         """Forget a sequence in whatever state it is, and free what it holds. From complete ones lengths are learned."""
         if seq in self.running:
-            del self.running[seq]
+            self._leave(seq)
         else:
             self.waiting.remove(seq)
-            self._refused = None
-        self._free(seq)
         if is_complete:
             self.output_lengths.record(seq.num_generated_tokens)
 
@@ -124,23 +118,14 @@ class Scheduler:
         """
         child.number, child.token_s = parent.number, parent.token_s
         child.expected_new_tokens = parent.expected_new_tokens
-        child.num_computed_tokens = child.num_seen_tokens = parent.num_computed_tokens
-        child.block_table = parent.block_table[: self._num_blocks(parent.num_computed_tokens)]
-        child.num_shared_blocks = parent.num_computed_tokens // self.block_size
-        self.pool.share(child.block_table)
-        self.running[child] = None
+        self._tables.fork(parent, child)
+        self._join(child)
 
     def schedule(self, now_s: float) -> Step:
         """Choose the next step and allocate its blocks. Nothing advances until ``commit``."""
         self._started_s = now_s
         plan = self._plan(now_s)
-        shares = self._share(plan)
-        index = 0
-        while index < len(plan.order):
-            seq = plan.order[index]
-            if shares[seq] and self._grow(seq, plan):
-                plan.advances.append(advance_of(seq, shares[seq]))
-            index += 1
+        self._advance_running(plan)
         if self.waiting and not plan.has_preempted:
             self._admit(plan)
         wait_s = 0.0 if plan.advances else self._batching.wait_s(len(self.waiting), now_s)
@@ -151,69 +136,75 @@ class Scheduler:
 
         ``now_s`` is when it ended; without it nothing is learned about how long steps take.
         """
-        num_tokens = 0
-        for advance in step.advances:
-            seq, end = advance.seq, advance.start + advance.num_tokens
-            num_tokens += advance.num_tokens
+        num_tokens, block_size = 0, self.config.block_size
+        for seq, start, num_own, _, _ in step.advances:
+            end = start + num_own
+            num_tokens += num_own
             seq.num_computed_tokens = end
             if end > seq.num_seen_tokens:
                 seq.num_seen_tokens = end
-            if self.prefix_cache is None:
-                continue
-            if seq in failed:
-                self.prefix_cache.forget(seq.block_table)
-            elif end % self.block_size < advance.num_tokens:  # it filled a block
-                self.prefix_cache.register(seq.block_table, seq.token_ids, end, seq.namespace)
+            if end % block_size < num_own or seq in failed:  # it filled a block, or never will
+                self._tables.register(seq, end, seq in failed)
         if now_s is not None:
             step_s = now_s - self._started_s
             self._token_s += PACE_FRAC * (step_s - self._token_s)
             self.batch_limit.observe(num_tokens, step_s, now_s)
 
     def _plan(self, now_s: float) -> _Plan:
-        places = sorted([place_of(seq, self._policy, now_s) for seq in self.running])
+        if self._order is None or self.config.policy not in STATIC_POLICIES:
+            self._order = [place[-1] for place in sorted([place_of(seq, self._policy, now_s) for seq in self.running])]
         most = self.config.max_num_batched_tokens
-        max_chunk = self.config.max_prefill_chunk or most
-        return _Plan(now_s, [place[-1] for place in places], Budget(most, self.max_scored_rows, max_chunk))
+        return _Plan(now_s, self._order, Budget(most, self.max_scored_rows, self.config.max_prefill_chunk or most))
+
+    def _advance_running(self, plan: _Plan) -> None:
+        """Tokens and blocks for those that run, in order. Most decode, so what each of those costs is kept small."""
+        order, advances, is_ready = plan.order, plan.advances, self._tables.is_ready
+        shares = self._share(plan)
+        index = 0
+        while index < len(order):
+            seq = order[index]
+            index += 1
+            num_tokens = shares.get(seq, 1)
+            if num_tokens == 0 or not (is_ready(seq) or self._grow(seq, plan)):
+                continue
+            advances.append(
+                advance_of(seq, num_tokens) if seq in shares else Advance(seq, len(seq.token_ids) - 1, 1, 1)
+            )
 
     def _share(self, plan: _Plan) -> dict[Sequence, int]:
-        """Tokens for those that run. The budget covers a token for each of them, whatever the batch limit says."""
+        """Tokens for those that read what was not generated in the last step; the others get their one anyway.
+
+        The budget covers a token for everybody, whatever the batch limit says.
+        """
+        reading = [
+            seq
+            for seq in plan.order
+            if seq.num_computed_tokens < len(seq.token_ids) - 1 or len(seq.token_ids) == len(seq.request.prompt_ids)
+        ]
         budget = plan.budget
-        shares = {seq: budget.take(seq) for seq in plan.order if seq.num_uncomputed_tokens == 1}
-        num_decoding = len(shares)
+        budget.num_tokens -= len(plan.order) - len(reading)
+        shares = {seq: budget.take(seq) for seq in reading if seq.num_uncomputed_tokens == 1}
         # The limit is on prompts: decodes alone may exceed it, and one block at least goes on being read.
-        num_for_prompts = max(self.batch_limit.num_tokens - num_decoding, self.block_size)
-        budget.num_tokens = min(budget.num_tokens, num_for_prompts)
-        if num_decoding < len(plan.order):
-            shares |= {seq: budget.take(seq) for seq in plan.order if seq not in shares}
-        return shares
+        num_decoding = len(plan.order) - len(reading) + len(shares)
+        budget.num_tokens = min(
+            budget.num_tokens, max(self.batch_limit.num_tokens - num_decoding, self.config.block_size)
+        )
+        return shares | {seq: budget.take(seq) for seq in reading if seq not in shares}
 
     def _grow(self, seq: Sequence, plan: _Plan) -> bool:
-        """Give ``seq`` blocks for all of its tokens, preempting from the end; False where it was itself preempted.
-
-        Where the block it writes into next is shared, it gets a copy.
-        """
-        num_missing = max(0, -(-len(seq.token_ids) // self.block_size) - len(seq.block_table))
-        while num_missing + self._must_copy(seq) > self.pool.num_available:
+        """Give ``seq`` what blocks it needs, preempting from the end; False where it was itself preempted."""
+        while self._tables.num_missing(seq) > self.pool.num_available:
             victim = plan.order.pop()
             self._preempt(victim, plan)
             if victim is seq:
                 return False
-        if self._must_copy(seq):
-            copy = self.pool.make_writable(seq.block_table, seq.num_computed_tokens // self.block_size)
-            assert copy is not None
+        copy = self._tables.extend(seq)
+        if copy is not None:
             plan.copies[seq] = copy
-        if num_missing:
-            seq.block_table += self.pool.allocate(num_missing)
         return True
 
-    def _must_copy(self, seq: Sequence) -> bool:
-        """Whether the next token goes into a block that others read too. Later blocks are always its own."""
-        index, offset = divmod(seq.num_computed_tokens, self.block_size)
-        return offset > 0 and self.pool.must_copy(seq.block_table[index])
-
     def _preempt(self, seq: Sequence, plan: _Plan) -> None:
-        del self.running[seq]
-        self._free(seq)
+        self._leave(seq)
         plan.copies.pop(seq, None)  # its destination may be given to another in this very step
         plan.has_preempted = True
         self.waiting.push(seq, plan.now_s)
@@ -225,7 +216,7 @@ class Scheduler:
             return
         num_slots = self._num_slots()
         num_long = self._num_long_prefills(plan)
-        room: Room | None = None
+        room = None
         while num_places > 0:
             seq = self.waiting.head(plan.now_s, takes_long=num_long > 0)
             if seq is None:
@@ -234,11 +225,19 @@ class Scheduler:
             if num_slots < 0:
                 self._batching.close()
                 return
-            room = room or ADMISSIONS[self.config.admission](self.running, self.block_size, self.output_lengths)
+            if self._was_just_refused(seq):
+                return
+            room = room or ADMISSIONS[self.config.admission](self.running, self.config.block_size, self.output_lengths)
             if not self._start(seq, room, plan):
                 return
             num_places -= 1
             num_long -= self.waiting.is_long(seq)
+
+    def _was_just_refused(self, seq: Sequence) -> bool:
+        if seq is not self._refused or self._num_refusals == RETRY_STEPS:
+            return False
+        self._num_refusals += 1
+        return True
 
     def _num_slots(self) -> int:
         """How many more sequences may run. If none does, the batch limit cannot be too low for one."""
@@ -259,36 +258,25 @@ class Scheduler:
 
     def _start(self, seq: Sequence, room: Room, plan: _Plan) -> bool:
         """Admit a sequence, if there is room for it now and later and something left to read it with."""
-        if self._did_not_fit(seq, room):
-            return False
-        hits = self._match(seq)
+        hits = self._tables.find(seq)
         num_unheld = sum(self.pool.num_references(block) == 0 for block in hits)
-        candidate = Candidate(seq, self._num_blocks(seq.num_tokens) - len(hits), num_unheld)
+        candidate = Candidate(seq, self._tables.num_blocks(seq.num_tokens) - len(hits), num_unheld)
         if not self._fits(candidate, room):
-            self._refused = _Refused(candidate)
+            self._refused, self._num_refusals = seq, 1
             self._batching.close()
             return False
-        seq.num_computed_tokens = len(hits) * self.block_size
+        seq.num_computed_tokens = len(hits) * self.config.block_size
         num_tokens = plan.budget.take(seq)
         if num_tokens == 0:
             seq.num_computed_tokens = 0
             return False
-        self._refused = None
         self.waiting.remove(seq)
-        self._take_blocks(seq, hits, candidate.num_missing)
+        self._tables.begin(seq, hits)
         room.add(candidate)
         self._batching.joined()
-        self.running[seq] = None
+        self._join(seq)
         plan.advances.append(advance_of(seq, num_tokens))
         return True
-
-    def _did_not_fit(self, seq: Sequence, room: Room) -> bool:
-        """Whether it was refused a few steps ago and still is, if the prefix cache knows no more of it than then."""
-        refused = self._refused
-        if refused is None or refused.candidate.seq is not seq or refused.num_steps == LOOKUP_STEPS:
-            return False
-        refused.num_steps += 1
-        return not self._fits(refused.candidate, room)
 
     def _fits(self, candidate: Candidate, room: Room) -> bool:
         num_available = self.pool.num_available
@@ -297,26 +285,12 @@ class Scheduler:
         # What anybody will take later is no concern while nobody runs.
         return not self.running or room.admits(candidate, num_available)
 
-    def _match(self, seq: Sequence) -> list[int]:
-        """The blocks that hold the beginning of ``seq`` already."""
-        if self.prefix_cache is None:
-            return []
-        # Logits of every prompt position are computed once; what was delivered of them may be found.
-        max_tokens = seq.num_seen_tokens if seq.request.is_scored else None
-        return self.prefix_cache.match(seq.token_ids, seq.namespace, max_tokens)
+    def _join(self, seq: Sequence) -> None:
+        self.running[seq] = None
+        self._order = None
 
-    def _take_blocks(self, seq: Sequence, hits: list[int], num_new: int) -> None:
-        self.pool.share(hits)  # first, or they could be evicted for the new ones
-        seq.block_table += hits + self.pool.allocate(num_new)
-        seq.num_shared_blocks = len(hits)
-        if self.prefix_cache is not None and seq.num_seen_tokens == 0 and not seq.request.is_scored:
-            self.prefix_cache.record(seq.num_prompt_tokens, len(hits) * self.block_size)
-
-    def _free(self, seq: Sequence) -> None:
-        self.pool.release(seq.block_table)
-        seq.block_table.clear()
-        seq.num_computed_tokens = 0
-        seq.num_shared_blocks = 0
-
-    def _num_blocks(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size)
+    def _leave(self, seq: Sequence) -> None:
+        del self.running[seq]
+        self._tables.free(seq)
+        self._order = None
+        self._refused = None
