@@ -30,6 +30,7 @@ from quantpipe.engine.prefix_cache import PrefixCache, PrefixNamespace
 from quantpipe.engine.request import (
     FinishReason,
     PromptLogitsSink,
+    QosClass,
     Request,
     RequestOutput,
     SamplingParams,
@@ -106,6 +107,9 @@ class Engine:
         request_id: str | None = None,
         prompt_logits_sink: PromptLogitsSink | None = None,
         cache_salt: str = "",
+        priority: int = 0,
+        qos: QosClass = "standard",
+        deadline_s: float | None = None,
     ) -> str:
         """Queue a request and return its id. RequestError, naming the parameter, where it could never be served."""
         if request_id is None:
@@ -116,7 +120,10 @@ class Engine:
             token_ids = tuple(map(operator.index, prompt_ids))
         except TypeError as error:
             raise RequestError(f"prompt: not a list of token ids ({error})", "prompt") from None
-        request = Request(request_id, token_ids, params, prompt_logits_sink, cache_salt, arrival_s=time.monotonic())
+        now_s = time.monotonic()
+        request = Request(
+            request_id, token_ids, params, prompt_logits_sink, cache_salt, priority, qos, deadline_s, arrival_s=now_s
+        )
         check_request(request, self.description.vocab_size, self.max_model_len)
         if params.n > self.config.max_num_seqs:
             raise RequestError(

@@ -66,6 +66,25 @@ def test_bad_request_is_refused_by_parameter_and_the_next_one_works(
     assert engine.generate([[1, 2]], GREEDY)[0].token_ids == fake_model.dense_greedy([1, 2], 5)
 
 
+@pytest.mark.parametrize(
+    ("param", "value"),
+    [
+        ("priority", 20),
+        ("priority", -21),
+        ("qos", "interactiv"),
+        ("deadline_s", 0.0),
+        ("deadline_s", math.nan),
+        ("deadline_s", math.inf),
+    ],
+)
+def test_impossible_place_in_the_order_is_refused_by_parameter(engine: Engine, param: str, value: Any) -> None:
+    with pytest.raises(RequestError) as caught:
+        engine.add([1], GREEDY, **{param: value})
+    assert caught.value.param == param
+    assert str(caught.value).startswith(f"{param}: ")
+    assert not engine.has_unfinished
+
+
 def test_messages_about_length_state_the_numbers(engine: Engine) -> None:
     with pytest.raises(RequestError, match=r"64 tokens .* max_model_len 64 "):
         engine.add([1] * 64, GREEDY)

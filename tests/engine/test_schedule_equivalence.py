@@ -1,5 +1,5 @@
-"""However requests arrive, are chunked, batched, forked, preempted or aborted, each one's tokens are those it gets
-alone.
+"""However requests arrive, are ordered, chunked, batched, forked, preempted or aborted, each one's tokens are those it
+gets alone.
 """
 
 import math
@@ -14,9 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quantpipe.engine.admission import ADMISSIONS
+from quantpipe.engine.batching import BATCHING_MODES
 from quantpipe.engine.config import EngineConfig
 from quantpipe.engine.engine import Engine
-from quantpipe.engine.request import FinishReason, SamplingParams, StepOutput
+from quantpipe.engine.policies import POLICIES
+from quantpipe.engine.request import QOS_CLASSES, FinishReason, QosClass, SamplingParams, StepOutput
 
 STOP = 3
 
@@ -37,6 +40,9 @@ class Plan:
     n: int
     temperature: float
     end_sample: tuple[int, int] | None
+    priority: int
+    qos: QosClass
+    deadline_s: float | None
 
     def params(self, max_num_seqs: int) -> SamplingParams:
         return SamplingParams(
@@ -69,24 +75,35 @@ plans = st.lists(
         n=st.sampled_from([1, 1, 2, 3, 5]),
         temperature=st.sampled_from([0.0, 3.0]),
         end_sample=st.none() | st.tuples(st.integers(0, 4), st.integers(1, 6)),
+        priority=st.integers(-20, 19),
+        qos=st.sampled_from(QOS_CLASSES),
+        deadline_s=st.none() | st.sampled_from([1e-6, 0.1, 60.0]),
     ),
     min_size=1,
     max_size=8,
 )
 configs = st.builds(
-    lambda block_size, spare_blocks, max_num_seqs, spare_tokens, prefix_cache: EngineConfig(
+    lambda block_size, spare_blocks, max_num_seqs, spare_tokens, **others: EngineConfig(
         max_model_len=48,
         block_size=block_size,
         num_kv_blocks=math.ceil(48 / block_size) + spare_blocks,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_seqs + spare_tokens,
-        prefix_cache=prefix_cache,
+        **others,
     ),
-    st.integers(1, 7),
-    st.integers(0, 6),
-    st.integers(1, 5),
-    st.integers(0, 20),
-    st.booleans(),
+    block_size=st.integers(1, 7),
+    spare_blocks=st.integers(0, 6),
+    max_num_seqs=st.integers(1, 5),
+    spare_tokens=st.integers(0, 20),
+    prefix_cache=st.booleans(),
+    policy=st.sampled_from(list(POLICIES)),
+    batching=st.sampled_from(BATCHING_MODES),
+    static_wait_s=st.sampled_from([0.0, 0.001]),
+    admission=st.sampled_from(["greedy", *ADMISSIONS]),
+    max_prefill_chunk=st.none() | st.integers(1, 9),
+    max_long_prefills=st.none() | st.integers(1, 2),
+    long_prompt_tokens=st.integers(5, 25),
+    target_step_s=st.none() | st.sampled_from([1e-6, 0.001]),
 )
 
 
@@ -125,7 +142,8 @@ class Run:
         if plan.arrival == time:
             sink = collector(self.rows[i]) if plan.is_scored else None
             params = plan.params(self.engine.config.max_num_seqs)
-            self.engine.add(plan.prompt_ids, params, str(i), sink, plan.salt)
+            order = plan.priority, plan.qos, plan.deadline_s
+            self.engine.add(plan.prompt_ids, params, str(i), sink, plan.salt, *order)
         is_running = plan.arrival + (plan.abort_after or 0) == time and str(i) not in self.engine._outputs
         if plan.abort_after is not None and is_running:
             self.engine.abort(str(i))
