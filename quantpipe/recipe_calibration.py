@@ -62,6 +62,7 @@ def budget_of(recipe: Recipe) -> Budget:
     budget = built_budget(folder)
     _require_same(section, "num_sequences", section.num_sequences, budget.num_sequences, folder)
     _require_same(section, "sequence_length", section.sequence_length, budget.sequence_length, folder)
+    _require_same(section, "seed", section.seed, read_manifest(folder)["seed"], folder)
     return budget
 
 
@@ -116,5 +117,6 @@ def _check_built(folder: Path, calibration: CalibrationSet, texts: Sequence[Eval
 def _require_same(section: CalibrationSection, key: str, asked: int, there: int, folder: Path) -> None:
     if key in section.model_fields_set and asked != there:
         raise RecipeError(
-            f"calibration.{key}: found {asked}, those in {folder} have {there}; leave it out, or build the set again"
+            f"calibration.{key}: found {asked}, the blocks in {folder} were built with {there}; leave it out, or build "
+            "the set again"
         )

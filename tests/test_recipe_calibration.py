@@ -101,8 +101,10 @@ def test_blocks_built_before_are_used_as_they_are(tmp_path: Path, base: BaseMode
     assert budget_of(recipe).num_tokens == 80
     read = calibrated(recipe, base)
     assert np.array_equal(read.token_ids, built.token_ids)
-    with pytest.raises(RecipeError, match=r"calibration.sequence_length: found 32, those in .*built have 16"):
+    with pytest.raises(RecipeError, match=r"calibration.sequence_length: found 32, .*built were built with 16"):
         calibrated(recipe_of(tmp_path, tmp_path / "built", sequence_length=32), base)
+    with pytest.raises(RecipeError, match=r"calibration.seed: found 7, .*built were built with 0; leave it out"):
+        calibrated(recipe_of(tmp_path, tmp_path / "built", seed=7), base)
 
 
 @pytest.mark.parametrize("on_leakage", ["refuse", "drop"])
