@@ -138,6 +138,16 @@ def verify(artifact: Path) -> int:
 @click.option("--kv-dtype", metavar="MODE", help="A `kv_cache` of recipes. Default: as the gate judged.")
 @click.option("--max-model-len", type=click.IntRange(min=2), help="Most tokens of one sequence.")
 @click.option("--max-num-seqs", default=16, show_default=True, type=click.IntRange(min=1))
+@click.option(
+    "--policy",
+    default="fcfs",
+    show_default=True,
+    type=click.Choice(["fcfs", "priority", "shortest", "deadline"]),
+    help="Who goes first.",
+)
+@click.option(
+    "--prefix-cache/--no-prefix-cache", default=True, help="Compute common beginnings of prompts once, or not."
+)
 @click.option("--num-threads", type=click.IntRange(min=1), help="CPU threads. Default: all cores.")
 @click.option("--skip-verify", is_flag=True, help="Start without checking digests: faster for large models.")
 def serve(
@@ -149,6 +159,8 @@ def serve(
     kv_dtype: str | None,
     max_model_len: int | None,
     max_num_seqs: int,
+    policy: str,
+    prefix_cache: bool,
     num_threads: int | None,
     skip_verify: bool,
 ) -> None:
@@ -162,6 +174,8 @@ def serve(
         kv_dtype=kv_dtype,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
+        policy=policy,
+        prefix_cache=prefix_cache,
         num_threads=num_threads,
     )
     if not skip_verify:

@@ -136,6 +136,14 @@ def engine_config(recipe: Recipe, kv_dtype: str | None = None) -> EngineConfig:
         max_model_len=section.max_model_len,
         max_num_seqs=section.max_num_seqs,
         max_num_batched_tokens=section.max_num_batched_tokens,
+        prefix_cache=section.prefix_cache,
+        policy=section.policy,
+        admission=section.admission,
+        batching=section.batching,
+        max_prefill_chunk=section.max_prefill_chunk,
+        max_long_prefills=section.max_long_prefills,
+        long_prompt_tokens=section.long_prompt_tokens,
+        target_step_s=section.target_step_s,
         num_threads=section.num_threads,
     )
 

@@ -1,7 +1,12 @@
+from collections.abc import Collection
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from quantpipe.engine.admission import ADMISSIONS
+from quantpipe.engine.batching import BATCHING_MODES
+from quantpipe.engine.policies import POLICIES
 from quantpipe.errors import DataError
 from quantpipe.evaluate.suite import ItemResult, SuiteResult
 from quantpipe.judgement import engine_config, read_compared, read_questions, read_texts, score_rows
@@ -21,12 +26,27 @@ def test_every_engine_setting_of_a_recipe_reaches_the_engine(tmp_path: Path) -> 
         "max_model_len": 99,
         "max_num_seqs": 3,
         "max_num_batched_tokens": 77,
+        "prefix_cache": False,
+        "policy": "deadline",
+        "admission": "reserve",
+        "batching": "static",
+        "max_prefill_chunk": 33,
+        "max_long_prefills": 2,
+        "long_prompt_tokens": 500,
+        "target_step_s": 0.25,
         "num_threads": 2,
     }
     assert set(section) == set(EngineSection.model_fields)
     config = engine_config(recipe(tmp_path, engine=section))
     assert {name: getattr(config, name) for name in section} == section
     assert config.kv_dtype is None  # the manifest decides
+
+
+@pytest.mark.parametrize(
+    ("key", "known"), [("policy", POLICIES), ("admission", ADMISSIONS), ("batching", BATCHING_MODES)]
+)
+def test_recipes_and_the_engine_know_the_same_names(key: str, known: Collection[str]) -> None:
+    assert set(get_args(EngineSection.model_fields[key].annotation)) == set(known)
 
 
 def test_questions_are_read_before_any_work(tmp_path: Path, tiny_llama: Path) -> None:

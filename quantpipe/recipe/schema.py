@@ -155,6 +155,25 @@ class EngineSection(Section):
     """Most sequences that run at once."""
     max_num_batched_tokens: Count = 512
     """Token budget of one step, shared by prompts and running sequences."""
+    prefix_cache: bool = True
+    """Whether a prompt that begins like an earlier one finds that part computed."""
+    policy: Literal["fcfs", "priority", "shortest", "deadline"] = "fcfs"
+    """Who goes first: who came first; lower `priority`; who has the least left to do; or the least slack before its
+    deadline. Under each, waiting counts, so that nobody starves."""
+    admission: Literal["peak", "reserve", "greedy"] = "peak"
+    """Whom the key-value cache has room for: the most it will hold if outputs are as long as those of late; all of
+    `max_tokens`; or the prompts alone. What proves too much is computed again later."""
+    batching: Literal["continuous", "dynamic", "static"] = "continuous"
+    """`continuous` lets sequences join at every step. The others, for comparison, run whole batches: `dynamic` of what
+    waits, `static` of `max_num_seqs` where so many come."""
+    max_prefill_chunk: Count | None = None
+    """Most tokens of one prompt read in a step. Absent: as many as the step has."""
+    max_long_prefills: Count | None = None
+    """Most prompts longer than `long_prompt_tokens` that are read at a time; shorter ones pass those that wait."""
+    long_prompt_tokens: Count = 1024
+    """What a long prompt exceeds."""
+    target_step_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """How long a step should take: where it takes longer, prompts get fewer tokens and fewer sequences run."""
     num_threads: Count | None = None
     """CPU threads. Absent: all cores."""
 
