@@ -65,8 +65,9 @@ class FileRead:
 class SourceReading:
     """What reading one source came to: files, rows, lines by encoding, and why rows were left out.
 
-    ``limit`` is the most rows to read; ``is_limited`` says that there are more; ``revision`` is the commit of a data
-    set that was streamed.
+    ``limit`` is the most rows to read; ``is_limited`` says that there are more; ``last_row`` is the number of the last
+    one of the file that is being read; ``bad`` counts the rows among ``dropped`` that cannot be used; ``revision`` is
+    the commit of a data set that was streamed.
     """
 
     limit: int | None = None
@@ -74,14 +75,17 @@ class SourceReading:
     num_rows: int = 0
     encodings: Counter[str] = field(default_factory=Counter)
     dropped: Counter[str] = field(default_factory=Counter)
+    bad: Counter[str] = field(default_factory=Counter)
     revision: str | None = None
     is_limited: bool = False
+    last_row: int = 0
 
-    def start_row(self) -> None:
-        """Count one more row. Raises LimitReached instead where ``limit`` rows were read."""
+    def start_row(self, number: int) -> None:
+        """Count one more row, of this number in its file. Raises LimitReached instead where ``limit`` were read."""
         if self.num_rows == self.limit:
             raise LimitReached
         self.num_rows += 1
+        self.last_row = number
 
 
 class LimitReached(Exception):  # noqa: N818 - the end of a loop, no error
@@ -125,6 +129,7 @@ def leave_out(where: str, error: RowError, problems: RowProblems, seen: SourceRe
     """Note and count a row that cannot be used."""
     problems.add(where, str(error))
     seen.dropped[error.reason] += 1
+    seen.bad[error.reason] += 1
 
 
 def shown_names(names: Sequence[str]) -> str:

@@ -36,11 +36,11 @@ def test_bad_rows_that_are_dropped_are_only_counted() -> None:
 
 def test_rows_are_counted_up_to_the_limit() -> None:
     seen = SourceReading(limit=2)
-    seen.start_row()
-    seen.start_row()
+    seen.start_row(4)
+    seen.start_row(7)
     with pytest.raises(LimitReached):
-        seen.start_row()
-    assert seen.num_rows == 2
+        seen.start_row(9)
+    assert (seen.num_rows, seen.last_row) == (2, 7)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def read_csv(
                 raise DataError(f"{file}:{number}: the row of column names: {flaw}")
             header = _header(record, file, source, delimiter)
             continue
-        seen.start_row()
+        seen.start_row(number)
         if flaw is None and len(record) != len(header):
             flaw = RowError(
                 f"the row has {len(record)} columns, the first row {len(header)}; quote columns with commas"

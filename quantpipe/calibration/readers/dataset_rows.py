@@ -30,7 +30,7 @@ def read_dataset(source: DatasetSource, seen: SourceReading, work_folder: Path |
                 if columns is None:
                     columns = list(values)
                     check_columns(columns, source, name)
-                seen.start_row()
+                seen.start_row(number)
                 yield Row(f"{name}:{number}", values)
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from quantpipe.calibration.readers.gzip_bytes import GzipBytes
 from quantpipe.calibration.rows import FileRead, SourceReading
 from quantpipe.calibration.sources import FileSource, Source
 from quantpipe.errors import DataError
@@ -92,10 +93,11 @@ def open_hashed(file: Path, seen: SourceReading) -> Iterator[IO[bytes]]:
         hashed = HashedFile(file)
     except OSError as error:
         raise DataError(f"{file}: {(error.strerror or str(error)).lower()}; make it readable") from error
+    seen.last_row = 0
     with hashed:
         opened: IO[bytes] = io.BufferedReader(hashed, CHUNK_BYTES)
         if file.name.lower().endswith(".gz"):
-            opened = io.BufferedReader(gzip.GzipFile(fileobj=opened), CHUNK_BYTES)
+            opened = io.BufferedReader(GzipBytes(opened), CHUNK_BYTES)
         with unpacking(file, seen):
             yield opened
             seen.files.append(hashed.read_to_end())
@@ -103,18 +105,43 @@ def open_hashed(file: Path, seen: SourceReading) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def unpacking(file: Path, seen: SourceReading) -> Iterator[None]:
-    """Turns failures of reading and decompressing into DataError."""
+    """Turns failures of reading and decompressing into DataError, with the last row that was whole."""
     try:
         yield
     except EOFError:
-        after = f"after row {seen.num_rows:,}"
-        raise DataError(f"{file}: the compressed data ends early, {after}; copy or download the file again") from None
-    except (gzip.BadGzipFile, zlib.error):
-        after = f"after row {seen.num_rows:,}"
-        raise DataError(f"{file}: not gzip, or damaged {after}; correct its name or copy it again") from None
+        raise DataError(
+            f"{file}: the compressed data ends early, {_after(seen)}; copy or download the file again"
+        ) from None
+    except gzip.BadGzipFile:
+        raise DataError(f"{file}: is not gzip; correct its name") from None
+    except zlib.error:
+        raise DataError(
+            f"{file}: the compressed data is damaged {_after(seen)}; copy or download the file again"
+        ) from None
     except OSError as error:
-        after = f"after row {seen.num_rows:,}"
-        raise DataError(f"{file}: {(error.strerror or 'cannot be read').lower()} {after}; make it readable") from error
+        found = (error.strerror or "cannot be read").lower()
+        raise DataError(f"{file}: {found} {_after(seen)}; make it readable") from error
+
+
+def _after(seen: SourceReading) -> str:
+    return f"after row {seen.last_row:,}" if seen.last_row else "before its first row ends"
+
+
+def read_some(opened: IO[bytes], num_bytes: int) -> bytes:
+    """Up to ``num_bytes``, fewer at the end of the file or before damage, which the next call then meets."""
+    pieces: list[bytes] = []
+    while num_bytes > 0:
+        try:
+            piece = opened.read1(num_bytes)  # type: ignore[attr-defined]  # every file here is a BufferedReader
+        except (EOFError, OSError, zlib.error):
+            if not pieces:
+                raise
+            break
+        if not piece:
+            break
+        pieces.append(piece)
+        num_bytes -= len(piece)
+    return b"".join(pieces)
 
 
 def skip_mark(opened: IO[bytes], file: Path) -> None:

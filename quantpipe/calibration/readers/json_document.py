@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from quantpipe.calibration.fields import kind_of
-from quantpipe.calibration.readers.files import LONGEST, MAX_ROW_BYTES, skip_mark
+from quantpipe.calibration.readers.files import LONGEST, MAX_ROW_BYTES, read_some, skip_mark
 from quantpipe.calibration.rows import Row, RowError, RowProblems, SourceReading, leave_out
 from quantpipe.calibration.sources import KEY_FIELD, FileSource
 from quantpipe.errors import DataError
@@ -33,12 +33,12 @@ def read_json(
     skip_mark(opened, file)
     for number, (key, value) in enumerate(_entries(_Window(opened, file, source.encoding[0])), start=1):
         if isinstance(value, dict):
-            seen.start_row()
+            seen.start_row(number)
             yield Row(f"{file}:{number}", value if key is None else {KEY_FIELD: key, **value})
             continue
         if number == 1:
             raise DataError(f"{file}: its first entry is {kind_of(value)}; {_FORMS}")
-        seen.start_row()
+        seen.start_row(number)
         leave_out(f"{file}:{number}", RowError(f"found {kind_of(value)}; {_FORMS}"), problems, seen)
 
 
@@ -99,7 +99,7 @@ class _Window:
         """Take in as much text again as is pending: each character is scanned a few times at most."""
         self._text, self._at = self._text[self._at :], 0
         wanted = min(len(self._text), MAX_ROW_BYTES - len(self._text))
-        chunk = self._opened.read(max(_CHUNK_BYTES, wanted))
+        chunk = read_some(self._opened, max(_CHUNK_BYTES, wanted))
         self._is_whole = not chunk
         try:
             self._text += self._decoder.decode(chunk, final=self._is_whole)

@@ -21,7 +21,7 @@ def read_jsonl(
         if flaw is None and not line.strip():
             seen.dropped[EMPTY] += 1
             continue
-        seen.start_row()
+        seen.start_row(lines.number)
         where = f"{file}:{lines.number}"
         try:
             if flaw is not None:

@@ -44,7 +44,7 @@ def _rows(stored: Any, file: Path, source: FileSource, seen: SourceReading) -> I
             for batch in table.iter_batches(batch_size=_BATCH_ROWS, columns=used):
                 for values in batch.to_pylist():
                     number += 1
-                    seen.start_row()
+                    seen.start_row(number)
                     yield Row(f"{file}:{number}", values)
     except (ArrowException, OSError, UnicodeDecodeError) as error:
         after = f" after row {number:,}" if number else ""

@@ -26,18 +26,20 @@ def read_text(
                 continue
             if unit == "line" and not is_blank:
                 pieces, start = [line], lines.number
-            yield from _row(pieces, f"{file}:{start}", lines, problems, seen)
+            yield from _row(pieces, file, start, lines, problems, seen)
             start, pieces = lines.number + 1, []
     except LongRow:
         raise DataError(f"{file}:{start}: a {unit} longer than {LONGEST}; set text_rows to something shorter") from None
-    yield from _row(pieces, f"{file}:{start}", lines, problems, seen)
+    yield from _row(pieces, file, start, lines, problems, seen)
 
 
-def _row(pieces: list[str], where: str, lines: Lines, problems: RowProblems, seen: SourceReading) -> Iterator[Row]:
-    text, flaw = "".join(pieces).rstrip(), lines.end_row()
+def _row(
+    pieces: list[str], file: Path, start: int, lines: Lines, problems: RowProblems, seen: SourceReading
+) -> Iterator[Row]:
+    text, flaw, where = "".join(pieces).rstrip(), lines.end_row(), f"{file}:{start}"
     if not text.strip() and flaw is None:
         return
-    seen.start_row()
+    seen.start_row(start)
     if flaw is None:
         yield Row(where, {TEXT_FIELD: text})
     else:
