@@ -88,14 +88,15 @@ def test_output_longer_than_expected_is_expected_to_double_but_not_beyond_max_to
     assert [remaining_tokens(num) for num in (0, 19, 20, 30, 80, 99)] == [20, 1, 20, 30, 20, 1]
 
 
-def test_deadline_puts_least_slack_first_and_who_cannot_meet_it_last() -> None:
+def test_deadline_puts_least_slack_first_and_who_has_missed_it_last() -> None:
     due = POLICIES["deadline"]
     tight, loose = sequence(deadline_s=2.0), sequence(deadline_s=20.0)
     long = sequence(deadline_s=20.0, max_tokens=390, expected=390)
-    hopeless, none = sequence(deadline_s=0.5), sequence()
-    order = sorted([none, hopeless, loose, long, tight], key=lambda seq: due(seq, 0.0))
-    assert order == [long, tight, loose, none, hopeless]
-    assert due(tight, 5.0) == due(tight, 0.0) + remaining_s(tight) + LATE_S  # by then it is too late
+    hasty, none = sequence(deadline_s=0.5), sequence()
+    everyone = [none, loose, long, tight, hasty]
+    assert sorted(everyone, key=lambda seq: due(seq, 0.4)) == [hasty, long, tight, loose, none]
+    assert sorted(everyone, key=lambda seq: due(seq, 0.6)) == [long, tight, loose, none, hasty]
+    assert due(tight, 5.0) == due(tight, 0.0) + remaining_s(tight) + LATE_S
 
 
 def test_deadline_orders_decodes_by_what_is_left_to_generate() -> None:
