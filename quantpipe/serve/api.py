@@ -29,7 +29,6 @@ IGNORED = frozenset(
 
 # Not served yet -> the values, besides null, that ask for nothing.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "n": (1,),
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
@@ -56,6 +55,7 @@ NEUTRAL_IN_MESSAGE: Mapping[str, tuple[Any, ...]] = {
     "annotations": ([],),
 }
 
+MAX_CHOICES = 128
 MAX_STOPS = 4
 MAX_STOP_CHARS = 1024
 MAX_BIASED_TOKENS = 1024
@@ -151,6 +151,7 @@ class GenerationRequest(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     model: Text
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     temperature: Annotated[FiniteFloat, Field(ge=0, le=2)] | None = None
@@ -202,6 +203,7 @@ class GenerationRequest(BaseModel):
     def sampling_params(self, max_tokens: int, logprobs: int | None) -> SamplingParams:
         """The engine's view; OpenAI's defaults sample at temperature 1."""
         return SamplingParams(
+            n=self.n or 1,
             max_tokens=max_tokens,
             min_tokens=self.min_tokens or 0,
             temperature=1.0 if self.temperature is None else self.temperature,

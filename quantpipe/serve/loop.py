@@ -10,15 +10,17 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
-from quantpipe.engine.request import RequestOutput, SamplingParams, StepOutput
+from quantpipe.engine.request import SamplingParams, StepOutput
 from quantpipe.engine.stats import EngineStats
 from quantpipe.errors import QuantpipeError, RequestError
 from quantpipe.serve.submission import (
     AbortedError,
     EngineFailedError,
+    EngineSample,
     PromptJob,
     Submission,
     UnavailableError,
@@ -38,16 +40,17 @@ class SteppedEngine(Protocol):
     def has_unfinished(self) -> bool: ...
     def add(self, prompt_ids: Sequence[int], params: SamplingParams, request_id: str | None = None) -> str: ...
     def abort(self, request_id: str) -> None: ...
+    def abort_sample(self, request_id: str, index: int) -> None: ...
     def step(self) -> list[StepOutput]: ...
-    def take_output(self, request_id: str) -> RequestOutput: ...
     def stats(self) -> EngineStats: ...
 
 
 class EngineLoop:
     """Runs an engine in its own thread. ``start`` it from the event loop that will submit to it.
 
-    At most ``max_open_prompts`` wait or run at a time; more are refused. ``failure`` is None until the engine breaks.
-    ``is_closed`` is set once no new requests are taken. ``stats`` is the engine's state after its latest step.
+    At most ``max_open_prompts`` wait or run at a time, each sample of a prompt counted; more are refused.
+    ``failure`` is None until the engine breaks. ``is_closed`` is set once no new requests are taken. ``stats`` is the
+    engine's state after its latest step.
     """
 
     def __init__(self, engine: SteppedEngine, max_open_prompts: int = 256) -> None:
@@ -61,7 +64,8 @@ class EngineLoop:
         self._wakeup = threading.Condition()
         self._inbox: list[Callable[[], None]] = []
         self._is_stopping = False
-        self._routes: dict[str, tuple[Submission, int]] = {}  # the engine's thread only
+        # Of each request the samples that someone reads, and as which choice. The engine's thread only.
+        self._routes: dict[str, dict[int, tuple[Submission, int]]] = {}
         self._submissions: set[Submission] = set()  # the event loop only
         self._names = itertools.count()
 
@@ -73,7 +77,7 @@ class EngineLoop:
 
     @property
     def num_open_prompts(self) -> int:
-        """Prompts that wait or run."""
+        """Prompts that wait or run, each sample counted."""
         return sum(len(submission.unfinished) for submission in self._submissions)
 
     async def submit(self, jobs: Sequence[PromptJob]) -> Submission:
@@ -81,7 +85,7 @@ class EngineLoop:
 
         Raises RequestError if one can never run, UnavailableError if the queue is full or the server is closing.
         """
-        self._check_room(len(jobs))
+        self._check_room(sum(params.n for _, params in jobs))
         submission = Submission(f"request-{next(self._names)}", jobs, self._abort_in_engine, self._forget)
         self._submissions.add(submission)
         self._send(partial(self._add, submission))
@@ -122,7 +126,7 @@ class EngineLoop:
         if self.is_closed:
             raise UnavailableError("the server is shutting down", "shutting_down")
         if num_prompts > self.max_open_prompts:
-            raise RequestError(f"{num_prompts} prompts in one request; at most {self.max_open_prompts} fit", "prompt")
+            raise RequestError(f"{num_prompts} choices in one request; at most {self.max_open_prompts} fit", "prompt")
         num_open = self.num_open_prompts
         if num_open + num_prompts > self.max_open_prompts:
             raise UnavailableError(f"the queue is full ({num_open} open prompts); try again later", "queue_full")
@@ -136,8 +140,8 @@ class EngineLoop:
         self.failure = f"the engine failed ({type(error).__name__}); the server must be restarted"
         self.end_all(EngineFailedError(self.failure))
 
-    def _abort_in_engine(self, request_ids: Sequence[str]) -> None:
-        self._send(partial(self._abort, tuple(request_ids)))
+    def _abort_in_engine(self, samples: Sequence[EngineSample]) -> None:
+        self._send(partial(self._abort, tuple(samples)))
 
     def _send(self, command: Callable[[], None]) -> None:
         with self._wakeup:
@@ -170,31 +174,48 @@ class EngineLoop:
             return commands
 
     def _add(self, submission: Submission) -> None:
-        for index, (prompt_ids, params) in enumerate(submission.jobs):
+        for number, ((prompt_ids, params), request_id) in enumerate(
+            zip(submission.jobs, submission.request_ids, strict=True)
+        ):
             try:
-                self._engine.add(prompt_ids, params, submission.request_ids[index])
+                self._engine.add(prompt_ids, params, request_id)
             except RequestError as error:
-                self._abort(submission.request_ids[:index])
+                for earlier in submission.request_ids[:number]:
+                    del self._routes[earlier]
+                    self._engine.abort(earlier)
                 self._post(partial(submission.accept, error))
                 return
-            self._routes[submission.request_ids[index]] = (submission, index)
+            self._routes[request_id] = {}
+        for choice, (request_id, index) in enumerate(submission.samples):
+            self._routes[request_id][index] = (submission, choice)
         self._post(partial(submission.accept, None))
 
-    def _abort(self, request_ids: Sequence[str]) -> None:
-        for request_id in request_ids:
-            if self._routes.pop(request_id, None) is not None:
-                self._engine.abort(request_id)
+    def _abort(self, samples: Sequence[EngineSample]) -> None:
+        closed = [sample for sample in samples if self._close(*sample)]
+        for request_id, index in closed:
+            if request_id in self._routes:
+                with suppress(RequestError):  # not forked yet: it will be computed with the others, and not read
+                    self._engine.abort_sample(request_id, index)
+
+    def _close(self, request_id: str, index: int) -> bool:
+        """Nobody reads this sample any more, and where it is the last one, the request. False where it was closed."""
+        routes = self._routes.get(request_id, {})
+        if routes.pop(index, None) is None:
+            return False
+        if not routes:
+            del self._routes[request_id]
+            self._engine.abort(request_id)  # the engine would keep its output for ever
+        return True
 
     def _route(self, outputs: Sequence[StepOutput]) -> None:
         deliveries: list[tuple[Submission, int, StepOutput]] = []
         for output in outputs:
-            route = self._routes.get(output.request_id)
+            route = self._routes.get(output.request_id, {}).get(output.index)
             if route is None:
                 continue
             deliveries.append((*route, output))
             if output.finish_reason is not None:
-                del self._routes[output.request_id]
-                self._engine.take_output(output.request_id)  # the engine would keep it for ever
+                self._close(output.request_id, output.index)
         if deliveries:
             self._post(partial(_deliver, deliveries))
 

@@ -23,17 +23,42 @@ class EngineCollector:
     def collect(self) -> Iterator[Metric]:
         """The families, as prometheus_client wants them."""
         stats = self._read_stats()
-        used_frac = stats.used_blocks / max(stats.total_blocks, 1)
-        gauge, counter = GaugeMetricFamily, CounterMetricFamily
-        yield gauge("quantpipe:num_requests_running", "Prompts in the batch", stats.num_running)
-        yield gauge("quantpipe:num_requests_waiting", "Prompts in the queue", stats.num_waiting)
-        yield gauge("quantpipe:kv_cache_usage_perc", "Fraction of KV blocks in use (1 = all)", used_frac)
-        yield counter("quantpipe:num_preemptions", "Sequences set back to the queue", stats.num_preemptions)
-        yield counter("quantpipe:prompt_tokens", "Prompt tokens computed or found", stats.prompt_tokens)
-        yield counter("quantpipe:prefix_cache_queries", "Prompt tokens looked up", stats.prefix_query_tokens)
-        yield counter("quantpipe:prefix_cache_hits", "Prompt tokens found in the cache", stats.prefix_hit_tokens)
-        yield counter("quantpipe:generation_tokens", "Tokens generated", stats.generated_tokens)
-        yield counter("quantpipe:engine_steps", "Engine steps", stats.steps)
+        yield from _gauges(stats)
+        yield from _counters(stats)
+
+
+def _gauges(stats: EngineStats) -> Iterator[Metric]:
+    gauge = GaugeMetricFamily
+    yield gauge("quantpipe:num_requests_running", "Samples in the batch", stats.num_running)
+    yield gauge("quantpipe:num_requests_waiting", "Samples in the queue", stats.num_waiting)
+    yield gauge("quantpipe:kv_cache_usage_perc", "Fraction of KV blocks in use (1 = all)", stats.kv_usage_frac)
+    blocks = gauge("quantpipe:kv_blocks", "KV blocks: held by samples, cached for prefixes, free", labels=["state"])
+    for state, num in (("held", stats.used_blocks), ("cached", stats.cached_blocks), ("free", stats.free_blocks)):
+        blocks.add_metric([state], num)
+    yield blocks
+    yield gauge("quantpipe:last_step_tokens", "Tokens of the latest engine step", stats.last_step_tokens)
+    yield gauge("quantpipe:last_step_seconds", "Time of the latest engine step", stats.last_step_s)
+
+
+def _counters(stats: EngineStats) -> Iterator[Metric]:
+    for name, text, value in (
+        ("num_preemptions", "Samples set back to the queue", stats.num_preemptions),
+        ("prompt_tokens", "Prompt tokens computed or found", stats.prompt_tokens),
+        ("generation_tokens", "Tokens generated", stats.generated_tokens),
+        ("prefix_cache_queries", "Prompt tokens looked up", stats.prefix_query_tokens),
+        ("prefix_cache_hits", "Prompt tokens found in the cache", stats.prefix_hit_tokens),
+        ("prefix_cache_evictions", "Cached blocks whose space was needed", stats.prefix_evictions),
+        ("kv_blocks_copied", "KV blocks copied where samples of one prompt parted", stats.copied_blocks),
+        ("engine_steps", "Engine steps", stats.steps),
+        ("engine_step_tokens", "Tokens of all engine steps", stats.step_tokens),
+        ("engine_step_seconds", "Time of all engine steps", stats.step_s),
+        ("attention_context_tokens", "Context tokens that attention wanted", stats.context_tokens),
+        ("attention_padded_tokens", "Context tokens that attention read, with padding", stats.padded_context_tokens),
+        ("spec_decode_num_draft_tokens", "Tokens guessed", stats.draft_tokens),
+        ("spec_decode_num_accepted_tokens", "Guessed tokens that proved right", stats.accepted_tokens),
+        ("nonfinite_failures", "Samples given up as the model's logits were no numbers", stats.nonfinite_failures),
+    ):
+        yield CounterMetricFamily(f"quantpipe:{name}", text, value)
 
 
 class ServerMetrics:

@@ -96,18 +96,20 @@ class ChatRenderer:
     model_name: str
     tokenizer: Tokenizer
     has_logprobs: bool
+    num_choices: int = 1
     id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
 
     def opening_chunks(self) -> list[replies.ChatCompletionChunk]:
-        return [self._chunk(replies.ChatDelta(role="assistant", content=""), (), None)]
+        opening = replies.ChatDelta(role="assistant", content="")
+        return [self._chunk(index, opening, (), None) for index in range(self.num_choices)]
 
     def delta_chunks(self, index: int, delta: TextDelta) -> list[replies.ChatCompletionChunk]:
         chunks: list[replies.ChatCompletionChunk] = []
         if delta.text or delta.tokens:
-            chunks.append(self._chunk(replies.ChatDelta(content=delta.text), delta.tokens, None))
+            chunks.append(self._chunk(index, replies.ChatDelta(content=delta.text), delta.tokens, None))
         if delta.finish_reason is not None:
-            chunks.append(self._chunk(replies.ChatDelta(), (), delta.finish_reason))
+            chunks.append(self._chunk(index, replies.ChatDelta(), (), delta.finish_reason))
         return chunks
 
     def usage_chunk(self, usage: replies.Usage) -> replies.ChatCompletionChunk:
@@ -130,10 +132,10 @@ class ChatRenderer:
         )
 
     def _chunk(
-        self, delta: replies.ChatDelta, tokens: Sequence[PlacedToken], finish_reason: FinishWord | None
+        self, index: int, delta: replies.ChatDelta, tokens: Sequence[PlacedToken], finish_reason: FinishWord | None
     ) -> replies.ChatCompletionChunk:
         logprobs = self._logprobs(tokens) if self.has_logprobs and tokens else None
-        choice = replies.ChatChunkChoice(index=0, delta=delta, logprobs=logprobs, finish_reason=finish_reason)
+        choice = replies.ChatChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=finish_reason)
         return replies.ChatCompletionChunk(id=self.id, created=self.created, model=self.model_name, choices=[choice])
 
     def _logprobs(self, tokens: Sequence[PlacedToken]) -> replies.ChatLogprobs:

@@ -24,13 +24,14 @@ FLUSH_S = 5.0
 def run_server(folder: Path, config: EngineConfig, host: str, port: int, model_name: str | None = None) -> None:
     """Serve ``folder`` until SIGTERM or SIGINT; a second signal cuts the requests in flight short.
 
-    Port 0 takes a free one. Prints one line when requests are taken. Raises ArtifactError for a damaged folder and
-    DataError for an address that cannot be had, both before anything is served.
+    Port 0 takes a free one. Warms the engine up, then prints one line when requests are taken. Raises ArtifactError for
+    a damaged folder and DataError for an address that cannot be had, both before anything is served.
     """
     engine = Engine.open(folder, config)
     tokenizer = Tokenizer.open(folder)
     name = model_name or folder.resolve().name
     with bind(host, port) as listener:
+        engine.warm_up()
         asyncio.run(_serve(engine, tokenizer, name, listener))
 
 

@@ -41,7 +41,7 @@ class Service:
     _watchers: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def complete(self, body: CompletionRequest, http_request: Request) -> Response:
-        """Answer ``/v1/completions``: one choice per prompt."""
+        """Answer ``/v1/completions``: ``n`` choices per prompt."""
         self.check_model(body.model)
         prompts = await asyncio.to_thread(self._encode_prompts, body)
         jobs = [self._job(ids, body, body.max_tokens, DEFAULT_COMPLETION_TOKENS, body.logprobs) for ids in prompts]
@@ -49,13 +49,13 @@ class Service:
         return await self._answer(jobs, body, http_request, renderer)
 
     async def chat(self, body: ChatCompletionRequest, http_request: Request) -> Response:
-        """Answer ``/v1/chat/completions``: one choice."""
+        """Answer ``/v1/chat/completions``: ``n`` choices."""
         self.check_model(body.model)
         prompt_ids = await asyncio.to_thread(self._encode_messages, body)
         max_tokens = body.max_completion_tokens or body.max_tokens
         num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
         job = self._job(prompt_ids, body, max_tokens, self.engine_loop.max_model_len, num_logprobs)
-        renderer = ChatRenderer(self.model_name, self.tokenizer, num_logprobs is not None)
+        renderer = ChatRenderer(self.model_name, self.tokenizer, num_logprobs is not None, body.n or 1)
         try:
             return await self._answer([job], body, http_request, renderer)
         except RequestError as error:
@@ -96,13 +96,14 @@ class Service:
         watcher = asyncio.create_task(_end_on_disconnect(http_request, submission))
         self._watchers.add(watcher)
         watcher.add_done_callback(self._watchers.discard)
-        choices = [ChoiceText(self.tokenizer.stream(), body.stops, body.min_tokens or 0) for _ in jobs]
+        num_choices = len(submission.samples)
+        choices = [ChoiceText(self.tokenizer.stream(), body.stops, body.min_tokens or 0) for _ in range(num_choices)]
         deltas = self.metrics.observe(text_deltas(submission, choices))
         num_prompt_tokens = sum(len(prompt_ids) for prompt_ids, _ in jobs)
         if body.stream:
             events = _events(deltas, renderer, num_prompt_tokens, body.include_usage)
             return StreamingResponse(events, headers=STREAM_HEADERS, media_type="text/event-stream")
-        whole = await _whole(deltas, len(jobs), renderer, num_prompt_tokens)
+        whole = await _whole(deltas, num_choices, renderer, num_prompt_tokens)
         return Response(whole, media_type="application/json")
 
 

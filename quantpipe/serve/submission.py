@@ -7,6 +7,7 @@ from quantpipe.engine.request import SamplingParams, StepOutput
 from quantpipe.errors import QuantpipeError
 
 PromptJob = tuple[tuple[int, ...], SamplingParams]
+EngineSample = tuple[str, int]  # the engine's name of a request, and which of its samples
 
 
 class UnavailableError(QuantpipeError):
@@ -26,30 +27,36 @@ class AbortedError(QuantpipeError):
 
 
 class Submission:
-    """One or more prompts, told apart by their index, from acceptance to the last output.
+    """One or more prompts and the choices made for each, told apart by their index, from acceptance to the last output.
 
-    ``unfinished`` holds the prompts the engine still works on. ``abort_in_engine`` is called with the names of those
-    it need not go on with, and ``on_closed`` once nothing is unfinished. Everything here runs in the event loop.
+    ``unfinished`` holds the choices the engine still works on. ``abort_in_engine`` is called with the samples that it
+    need not go on with, and ``on_closed`` once nothing is unfinished. Everything here runs in the event loop.
     """
 
     def __init__(
         self,
         name: str,
         jobs: Sequence[PromptJob],
-        abort_in_engine: Callable[[Sequence[str]], None],
+        abort_in_engine: Callable[[Sequence[EngineSample]], None],
         on_closed: Callable[["Submission"], None],
     ) -> None:
         self.jobs = tuple(jobs)
         self.request_ids = tuple(f"{name}-{index}" for index in range(len(jobs)))
-        self.unfinished = set(range(len(jobs)))
+        # The choices, in order: all of the first prompt, then all of the next.
+        self.samples: tuple[EngineSample, ...] = tuple(
+            (request_id, index)
+            for request_id, (_, params) in zip(self.request_ids, jobs, strict=True)
+            for index in range(params.n)
+        )
+        self.unfinished = set(range(len(self.samples)))
         self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._unread = set(self.unfinished)  # prompts whose last output has not been read yet
+        self._unread = set(self.unfinished)  # choices whose last output has not been read yet
         self._events: asyncio.Queue[tuple[int, StepOutput] | QuantpipeError] = asyncio.Queue()
         self._abort_in_engine = abort_in_engine
         self._on_closed = on_closed
 
     async def outputs(self) -> AsyncIterator[tuple[int, StepOutput]]:
-        """Step outputs with the index of their prompt, until each prompt is finished or aborted.
+        """Step outputs with the index of their choice, until each choice is finished or aborted.
 
         Raises EngineFailedError, UnavailableError (shutdown) or AbortedError when the rest will never come.
         """
@@ -65,17 +72,17 @@ class Submission:
             yield index, output
 
     def abort(self, index: int) -> None:
-        """Stop one prompt; its outputs end without an error."""
+        """Stop one choice; its outputs end without an error."""
         self._unread.discard(index)
         if index in self.unfinished:
-            self._abort_in_engine([self.request_ids[index]])
+            self._abort_in_engine([self.samples[index]])
             self._close(index)
 
     def end(self, reason: QuantpipeError) -> None:
-        """Stop every prompt that is not finished; whoever waits for them gets ``reason`` raised."""
+        """Stop every choice that is not finished; whoever waits for them gets ``reason`` raised."""
         if not self.unfinished:
             return
-        self._abort_in_engine([self.request_ids[index] for index in sorted(self.unfinished)])
+        self._abort_in_engine([self.samples[index] for index in sorted(self.unfinished)])
         if not self.accepted.done():
             self.accepted.set_exception(reason)
         self._events.put_nowait(reason)
@@ -94,7 +101,7 @@ class Submission:
         self._on_closed(self)
 
     def deliver(self, index: int, output: StepOutput) -> None:
-        """One step's output for one prompt."""
+        """One step's output for one choice."""
         if index not in self.unfinished:
             return
         self._events.put_nowait((index, output))

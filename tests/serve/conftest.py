@@ -1,6 +1,7 @@
 """A byte-level tokenizer, an engine that repeats its prompt, and a real HTTP server over them."""
 
 import asyncio
+import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +16,6 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 from quantpipe.engine.request import (
     FinishReason,
     Request,
-    RequestOutput,
     SamplingParams,
     StepOutput,
     TokenLogprob,
@@ -37,7 +37,7 @@ TEMPLATE = (
 
 
 class EchoEngine:
-    """Repeats the prompt, one token per step and request, then ends; with ``ignore_eos`` it repeats without end."""
+    """Repeats the prompt, one token per step and sample, then ends; with ``ignore_eos`` it repeats without end."""
 
     max_model_len = 512
 
@@ -49,6 +49,7 @@ class EchoEngine:
         self.seen_prompts: list[tuple[int, ...]] = []
         self.num_polls = 0
         self._progress: dict[str, tuple[Request, int]] = {}
+        self._running: dict[str, set[int]] = {}  # samples
         self._finished: set[str] = set()
         self._num_generated = 0
 
@@ -64,21 +65,26 @@ class EchoEngine:
         self.seen_params.append(params)
         self.seen_prompts.append(request.prompt_ids)
         self._progress[request_id] = (request, 0)
+        self._running[request_id] = set(range(params.n))
         return request_id
 
     def abort(self, request_id: str) -> None:
         self._progress.pop(request_id, None)
         self._finished.discard(request_id)
 
-    def take_output(self, request_id: str) -> RequestOutput:
-        self._finished.remove(request_id)
-        return RequestOutput(request_id, (), (), FinishReason.STOP)
+    def abort_sample(self, request_id: str, index: int) -> None:
+        self._running[request_id].discard(index)
 
     def step(self) -> list[StepOutput]:
         time.sleep(self.step_s)
         if self.failure is not None:
             raise self.failure
-        return [self._advance(request_id) for request_id in list(self._progress)[: self.max_num_seqs]]
+        outputs: list[StepOutput] = []
+        for request_id in list(self._progress)[: self.max_num_seqs]:
+            samples = sorted(self._running[request_id])
+            output = self._advance(request_id)
+            outputs += [dataclasses.replace(output, index=index) for index in samples]
+        return outputs
 
     def _advance(self, request_id: str) -> StepOutput:
         request, count = self._progress[request_id]

@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -203,7 +204,9 @@ def test_chat_logprobs_carry_bytes_and_alternatives_streamed_or_not(client: open
 
 def test_fields_that_change_nothing_are_taken(server: Server) -> None:
     harmless = dict(user="me", metadata={"a": "b"}, store=True, service_tier="auto", safety_identifier="x")
-    neutral = dict(n=1, logit_bias={}, presence_penalty=0, frequency_penalty=0.0, response_format={"type": "text"})
+    neutral = dict(
+        n=1, best_of=1, logit_bias={}, presence_penalty=0, frequency_penalty=0.0, response_format={"type": "text"}
+    )
     absent = dict(tools=None, tool_choice="none", stop=None, seed=None, max_tokens=None, temperature=None)
     body = dict(model="echo", messages=[{"role": "user", "content": "hi", "name": "Ann"}])
     response = server.post(CHAT, **body, **harmless, **neutral, **absent)
@@ -233,6 +236,40 @@ def test_unknown_path_and_method_have_the_same_error_body(server: Server) -> Non
     assert (response.status_code, set(response.json()["error"])) == (405, {"message", "type", "param", "code"})
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_each_prompt_gets_n_choices_in_order_and_is_counted_once(server: Server, stream: bool) -> None:
+    options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    response = server.post(COMPLETIONS, model="echo", prompt=["one", "three"], n=3, **options)
+    replies = events(response) if stream else [response.json()]
+    texts, finished = [""] * 6, [0] * 6
+    for reply in replies:
+        for choice in reply["choices"]:
+            texts[choice["index"]] += choice["text"]
+            finished[choice["index"]] += choice["finish_reason"] == "stop"
+    assert (texts, finished) == (["one"] * 3 + ["three"] * 3, [1] * 6)
+    usage = replies[-1]["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (4 + 6, 3 * 4 + 3 * 6)
+    assert [params.n for params in server.engine.seen_params[-2:]] == [3, 3]
+
+
+def test_chat_choices_are_told_apart_in_a_stream(client: openai.OpenAI) -> None:
+    messages: Any = [{"role": "user", "content": "x"}]
+    whole = client.chat.completions.create(model="echo", messages=messages, n=2)
+    assert [choice.message.content for choice in whole.choices] == ["user:x;assistant:"] * 2
+    chunks = list(client.chat.completions.create(model="echo", messages=messages, n=2, stream=True))
+    for index in range(2):
+        own = [choice for chunk in chunks for choice in chunk.choices if choice.index == index]
+        assert own[0].delta.role == "assistant"
+        assert "".join(choice.delta.content or "" for choice in own) == "user:x;assistant:"
+        assert [choice.finish_reason for choice in own if choice.finish_reason] == ["stop"]
+
+
+def test_stop_string_ends_every_choice_and_the_request_in_the_engine(server: Server) -> None:
+    reply = server.post(COMPLETIONS, model="echo", prompt="abcdef", n=4, stop="d", ignore_eos=True, max_tokens=400)
+    assert [choice["text"] for choice in reply.json()["choices"]] == ["abc"] * 4
+    wait_for_num_in_engine(server, 0)
+
+
 def test_health_and_metrics(server: Server) -> None:
     assert server.http.get("/health").json() == {"status": "ok", "reason": None}
     server.post(COMPLETIONS, model="echo", prompt="abc")
@@ -240,6 +277,11 @@ def test_health_and_metrics(server: Server) -> None:
     assert 'quantpipe:request_success_total{finished_reason="stop"}' in text
     assert "quantpipe:time_to_first_token_seconds_bucket" in text
     assert "quantpipe:generation_tokens_total" in text
+    documented = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+    for line in text.splitlines():
+        if line.startswith("# TYPE quantpipe:"):
+            name = line.split()[2].removeprefix("quantpipe:").removesuffix("_total")
+            assert f"`{name}`" in documented or name.endswith("_created"), name
 
 
 def test_openapi_description_names_errors_and_streams(server: Server) -> None:

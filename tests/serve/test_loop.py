@@ -1,6 +1,7 @@
 """The engine's thread: submission, abort, failure, shutdown, idleness."""
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -90,6 +91,38 @@ def test_aborting_one_prompt_ends_it_quietly_and_the_other_goes_on(make_engine: 
         assert got == {0: 3, 1: 40}
 
     with_loop(make_engine(step_s=0.001), use)
+
+
+def test_samples_of_a_prompt_are_choices_that_end_one_by_one(make_engine: MakeEngine) -> None:
+    engine = make_engine(step_s=0.001)
+
+    async def use(engine_loop: EngineLoop) -> None:
+        two = dataclasses.replace(ENDLESS, n=2, max_tokens=30)
+        submission = await engine_loop.submit([((1,), SamplingParams()), ((2, 3), two)])
+        assert engine_loop.num_open_prompts == 3
+        got: dict[int, list[int]] = {0: [], 1: [], 2: []}
+        async for choice, output in submission.outputs():
+            got[choice] += output.text_token_ids
+            if choice == 1 and len(got[1]) == 4:
+                submission.abort(1)
+        assert got == {0: [1], 1: [2, 3, 2, 3], 2: [2, 3] * 15}
+        await until(lambda: not (engine._progress or engine._finished or engine_loop._routes))
+
+    with_loop(engine, use)
+
+
+def test_ending_a_submission_with_samples_ends_its_requests(make_engine: MakeEngine) -> None:
+    engine = make_engine(step_s=0.001)
+
+    async def use(engine_loop: EngineLoop) -> None:
+        submission = await engine_loop.submit([((1,), dataclasses.replace(ENDLESS, n=3))] * 2)
+        submission.end(AbortedError("enough"))
+        assert engine_loop.num_open_prompts == 0
+        await until(lambda: not (engine._progress or engine._finished or engine_loop._routes))
+        with pytest.raises(RequestError, match="12 choices in one request; at most 8 fit"):
+            await engine_loop.submit([((1,), dataclasses.replace(ENDLESS, n=12))])
+
+    with_loop(engine, use)
 
 
 def test_cancelling_a_waiting_submit_frees_its_place(make_engine: MakeEngine) -> None:

@@ -122,6 +122,20 @@ def test_openai_client_gets_the_same_greedy_text_streaming_and_not_from_eight_th
     assert chat.usage is not None and chat.usage.completion_tokens <= 5
 
 
+def test_samples_of_one_prompt_are_forked_and_the_first_is_that_of_one_alone(http: httpx.Client) -> None:
+    body = {"model": "tiny", "prompt": "Hello there", "temperature": 1.5, "seed": 5, "max_tokens": 20}
+    reply = http.post("/v1/completions", json=body | {"n": 4}).json()
+    texts = [choice["text"] for choice in reply["choices"]]
+    assert len(set(texts)) == 4
+    assert reply["usage"]["prompt_tokens"] == 12  # with the BOS
+    assert http.post("/v1/completions", json=body).json()["choices"][0]["text"] == texts[0]
+    copied = next(line for line in http.get("/metrics").text.splitlines() if line.startswith("quantpipe:kv_blocks_cop"))
+    assert float(copied.split()[1]) == 3
+    refused = http.post("/v1/completions", json=body | {"n": 5})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "n")
+    assert "max_num_seqs 4" in refused.json()["error"]["message"]
+
+
 def test_requests_the_engine_refuses_are_400_and_harm_nothing(http: httpx.Client) -> None:
     for prompt in ([258], [-1], [10**30], [1] * 257, ""):
         response = http.post("/v1/completions", json={"model": "tiny", "prompt": prompt})
