@@ -231,13 +231,13 @@ def run(arguments: Sequence[str]) -> int:
     except Exception as error:
         if session.debug:
             click.echo(traceback_text(error), err=True, nl=False)
-        message, code = failure(error)
+        message, code = failure(error, session.debug)
         click.echo(message, err=True)
         return code
 
 
-def failure(error: Exception) -> tuple[str, int]:
-    """What to print for an error, and the exit code."""
+def failure(error: Exception, is_debugging: bool = False) -> tuple[str, int]:
+    """What to print for an error, below its traceback where ``is_debugging``, and the exit code."""
     if isinstance(error, QuantpipeError):
         return str(error), error.exit_code
     if isinstance(error, click.ClickException):
@@ -249,5 +249,6 @@ def failure(error: Exception) -> tuple[str, int]:
         return f"{error.filename or 'disk'}: no space left; free some and run the command again", EXIT_DATA
     if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return f"{error.filename or 'file'}: may not be read or written; change its permissions", EXIT_DATA
-    hint = "run the command again as 'quantpipe --debug ...' for the traceback, and report it"
+    again = "" if is_debugging else "run the command again as 'quantpipe --debug ...' for the traceback, and "
+    hint = f"{again}report it"
     return f"internal error: {one_line(error)}; {hint}", EXIT_INTERNAL

@@ -23,14 +23,18 @@ def one_line(error: BaseException) -> str:
 
 
 def traceback_text(error: BaseException) -> str:
-    """The traceback with the errors that led to it, oldest first."""
+    """The traceback with the errors that led to it, oldest first, without what the error itself says: that is printed.
+
+    The last line is the kind of error.
+    """
     if not any(may_quote_rows(each) for each in _chain(error)):
-        return "".join(traceback.format_exception(error))
+        shown = "".join(traceback.format_exception(error))
+        return f"{shown.removesuffix(''.join(traceback.format_exception_only(error)))}{type(error).__name__}\n"
     parts = []
     for each in reversed(list(_chain(error))):
         text = f": {each}" if isinstance(each, QuantpipeError) else " (its text is withheld: it may quote a row)"
         parts += ["Traceback (most recent call last):\n", *traceback.format_tb(each.__traceback__)]
-        parts.append(f"{type(each).__name__}{text}\n\n")
+        parts.append(f"{type(each).__name__}{'' if each is error else text}\n\n")
     return "".join(parts).rstrip("\n") + "\n"
 
 

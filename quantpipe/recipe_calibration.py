@@ -105,9 +105,8 @@ def _check_built(folder: Path, calibration: CalibrationSet, texts: Sequence[Eval
     found = list(equal_rows(calibration.manifest, texts))
     if found:
         shown = ", ".join(f"{where} = {text.set}:{text.row}" for where, text in found[:MOST_SHOWN])
-        raise DataError(
-            f"{folder}: {len(found)} rows are evaluation texts: {shown}; build the set again for this recipe"
-        )
+        rows = "1 row is an evaluation text" if len(found) == 1 else f"{len(found)} rows are evaluation texts"
+        raise DataError(f"{folder}: {rows}: {shown}; build the set again for this recipe")
     reporter.note(
         "the blocks were not compared with what this recipe evaluates on, but for equal texts; "
         "`quantpipe calibrate build --recipe` does"

@@ -29,16 +29,17 @@ def test_the_text_of_an_unforeseen_error_among_rows_is_withheld(tmp_path: Path) 
     assert one_line(error).startswith("ValueError at test_cli_traceback.py:")
     shown = traceback_text(error)
     assert SECRET not in one_line(error) + shown
-    assert "survey.py" in shown and "ValueError (its text is withheld" in shown
+    assert "survey.py" in shown and shown.endswith("\nValueError\n")
 
 
-def test_what_led_to_an_error_is_withheld_too_and_our_own_words_are_kept(tmp_path: Path) -> None:
+def test_what_led_to_an_error_is_withheld_too_and_the_error_itself_is_printed_elsewhere(tmp_path: Path) -> None:
     error = caught(tmp_path, DataError("rows.csv:3: is empty"))
     inner = caught(tmp_path, KeyError(SECRET))
     error.__cause__ = inner
     shown = traceback_text(error)
     assert SECRET not in shown
-    assert shown.index("KeyError (its text") < shown.index("DataError: rows.csv:3: is empty")
+    assert shown.index("KeyError (its text") < shown.rindex("\nDataError\n")
+    assert "is empty" not in shown
     assert not may_quote_rows(error)
 
 
@@ -47,4 +48,6 @@ def test_other_errors_are_shown_as_python_shows_them() -> None:
         int("x")
     except ValueError as error:
         assert one_line(error) == "ValueError: invalid literal for int() with base 10: 'x'"
-        assert traceback_text(error).endswith("ValueError: invalid literal for int() with base 10: 'x'\n")
+        assert traceback_text(error).startswith("Traceback (most recent call last):\n")
+        assert traceback_text(error).endswith("\nValueError\n")
+        assert "invalid literal" not in traceback_text(error)

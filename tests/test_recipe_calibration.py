@@ -133,7 +133,7 @@ def test_built_blocks_are_compared_by_the_hashes_of_their_rows(
     used = {document.where for document in calibrated(whole, base).documents}
     leaked = next(text for number, text in enumerate(rows, start=1) if f"rows.jsonl:{number}" in used)
     recipe, notes = recipe_of(tmp_path, tmp_path / "built"), Notes()
-    with pytest.raises(DataError, match=r"1 rows are evaluation texts: rows.jsonl:\d+ = suite:7"):
+    with pytest.raises(DataError, match=r"1 row is an evaluation text: rows.jsonl:\d+ = suite:7"):
         calibrated(recipe, base, EvalText("suite", "7", leaked.upper()))
     calibrated(recipe, base, EvalText("suite", "7", "something else"), reporter=notes)
     assert any("were not compared with what this recipe evaluates on" in note for note in notes.told)

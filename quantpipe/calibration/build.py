@@ -1,5 +1,6 @@
 """From a set to a CalibrationSet: read, choose, pack, and say what became of every source."""
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,15 +15,16 @@ from quantpipe.calibration.packing import Packed, Piece, pack, pack_separately, 
 from quantpipe.calibration.redaction import open_redactor
 from quantpipe.calibration.redaction.placeholders import placeholder_key, read_secret
 from quantpipe.calibration.rendering import Renderer
-from quantpipe.calibration.rows import RowProblems
+from quantpipe.calibration.rows import BAD_ROW, RowProblems
 from quantpipe.calibration.selection import Selection, select
-from quantpipe.calibration.shortfall import check_size, require_rows
+from quantpipe.calibration.shortfall import check_size, counted, require_rows
 from quantpipe.calibration.sources import RowKeys
 from quantpipe.calibration.survey import Survey, pool_chars, survey
 from quantpipe.errors import DataError
 from quantpipe.report import Progress, no_progress
 
 FEW_SAMPLES = 16
+MANY_BAD_FRAC = 0.1
 MIN_MEAN_TOKENS = 16
 POOL_GROWTH = 4
 MOST_POOL_CHARS = 1 << 29  # larger pools would not be flat memory any more
@@ -117,7 +119,11 @@ def _finish(request: BuildRequest, renderer: Renderer, found: Survey) -> Calibra
         num_sequences_asked=budget.num_sequences,
         account=accounts,
         digest=digest,
-        notes=(*selection.notes, *_notes(packed, budget, renderer.num_double_bos)),
+        notes=(
+            *_bad_rows(definition, found, candidates),
+            *selection.notes,
+            *_notes(packed, budget, renderer.num_double_bos),
+        ),
         position_ids=packed.position_ids,
         documents=documents,
         manifest=calibration_manifest(
@@ -150,14 +156,24 @@ def _key(definition: SetDefinition, seed: int) -> bytes:
     return placeholder_key(definition.name, seed, read_secret(definition.folder / key_file) if key_file else b"")
 
 
+def _bad_rows(definition: SetDefinition, found: Survey, candidates: Candidates) -> Iterator[str]:
+    for source, reading, tally in zip(definition.sources, found.readings, candidates.tallies, strict=True):
+        bad = dict(sorted((reading.bad + Counter({BAD_ROW: tally.dropped[BAD_ROW]})).items()))
+        if sum(bad.values()) > MANY_BAD_FRAC * reading.num_rows:
+            text = f"{source.label}: {sum(bad.values()):,} of {reading.num_rows:,} rows are dropped as bad"
+            yield f"calibration: {text} ({counted(bad)}); correct the file, or what the set says of it"
+
+
 def _notes(packed: Packed, budget: Budget, num_double_bos: int) -> Iterator[str]:
     num_built, num_used = len(packed.token_ids), len(packed.pieces)
     if num_built < budget.num_sequences:
         yield f"calibration: {num_built} of {budget.num_sequences} sequences, as allow_shortfall permits"
     if num_used < FEW_SAMPLES:
-        yield f"calibration: only {num_used} different samples; statistics will follow these few texts"
+        samples, texts = ("sample", "this one text") if num_used == 1 else ("different samples", "these few texts")
+        yield f"calibration: only {num_used} {samples}; statistics will follow {texts}"
     mean_tokens = packed.token_ids.size / num_used
     if mean_tokens < MIN_MEAN_TOKENS:
         yield f"calibration: samples are very short ({mean_tokens:.1f} tokens on average); give longer ones"
     if num_double_bos:
-        yield f"calibration: {num_double_bos} samples began with more than one BOS; one was kept"
+        samples = "sample" if num_double_bos == 1 else "samples"
+        yield f"calibration: {num_double_bos} {samples} began with more than one BOS; one was kept"

@@ -57,6 +57,7 @@ class Cell:
         self.num_chars = pool.num_chars
         self.chosen: list[tuple[Candidate, int]] = []
         self.num_tokens = 0
+        self.num_capped = 0  # of those chosen, how many the cap of their group has cut
         self.cap: GroupCap | None = None
         self._unit = unit
         self._is_whole = pool.limit is None
@@ -86,6 +87,7 @@ class Cell:
             if taken:
                 self.chosen.append((candidate, taken))
                 self.num_tokens += taken
+                self.num_capped += taken < self._usable(candidate)
         return min(self.num_tokens, num_tokens)
 
     def look_at_rest(self, candidates: Candidates) -> None:

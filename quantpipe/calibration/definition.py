@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema, fi
 
 from quantpipe.calibration.mapping import Texts
 from quantpipe.calibration.redaction.section import RedactSection
-from quantpipe.calibration.sources import AUTO, KINDS, FileSource, RowKeys, Source
+from quantpipe.calibration.sources import AUTO, KINDS, RowKeys, Source
 from quantpipe.errors import DataError, RecipeError, suggest
 from quantpipe.recipe.document import Document, KeyPath, Problem, describe, read_document
 from quantpipe.recipe.explain import explain
@@ -143,14 +143,14 @@ def set_from(data: Mapping[str, Any], folder: Path, document: Document, path: Ke
     except ValidationError as error:
         problems += [_below(path, explain(detail, Header)) for detail in error.errors(include_url=False)]
     written = data.get("sources")
-    sources = dict(_sources(written if isinstance(written, list) else [], path, problems))
+    sources = dict(_sources(written if isinstance(written, list) else [], path, folder, problems))
     problems += [_below(path, problem) for problem in _conflicts(header, sources, folder)]
     if problems or header is None:
         raise RecipeError("\n".join(document.render(problems)))
     return SetDefinition(folder, Path(document.name), header, tuple(sources.values()))
 
 
-def _sources(written: list[Any], path: KeyPath, problems: list[Problem]) -> Iterator[tuple[int, Source]]:
+def _sources(written: list[Any], path: KeyPath, folder: Path, problems: list[Problem]) -> Iterator[tuple[int, Source]]:
     """The sources that are legal, by their index; the problems of the others are added."""
     for index, value in enumerate(written):
         here: KeyPath = (*path, "sources", index)
@@ -164,6 +164,11 @@ def _sources(written: list[Any], path: KeyPath, problems: list[Problem]) -> Iter
             problems.append(Problem(here, text))
         elif not isinstance(kind, str) or kind not in KINDS:
             problems.append(Problem((*here, "kind"), f"unknown kind {str(kind)!r}{suggest(str(kind), KINDS)}"))
+        elif kind == "file" and isinstance(keys.get("path"), str) and (folder / keys["path"]).is_dir():
+            text = (
+                f"{folder / keys['path']} is a folder; give a file, or a pattern such as {keys['path'].rstrip('/')}/*"
+            )
+            problems.append(Problem((*here, "path"), text))
         else:
             try:
                 yield index, KINDS[kind].model_validate(keys)
@@ -196,9 +201,6 @@ def _conflicts(header: Header | None, sources: Mapping[int, Source], folder: Pat
             yield Problem(("sources", index, "language"), text)
         if isinstance(source, RowKeys) and source.template_file is not None:
             yield from _template_file(index, source.template_file, folder)
-        if isinstance(source, FileSource) and (folder / source.path).is_dir():
-            text = f"{folder / source.path} is a folder; give a file, or a pattern such as {source.path.rstrip('/')}/*"
-            yield Problem(("sources", index, "path"), text)
 
 
 def _repeated_labels(labels: list[str]) -> Iterable[Problem]:

@@ -3,16 +3,33 @@
 Names of fields may reach into objects with dots, where no field has the whole name.
 """
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from quantpipe.calibration.field_names import shown_names
 from quantpipe.calibration.mapping import ROLES, Fields, Label, canonical
-from quantpipe.calibration.rows import EMPTY, Message, Row, RowError, Sample, shown_names
+from quantpipe.calibration.rows import EMPTY_FIELD, NO_FIELD, NO_TEXT, Message, Row, RowError, Sample
 from quantpipe.calibration.sources import DatasetSource, FileSource
 
 ABSENT = object()
 _SURROGATE = re.compile("[\ud800-\udfff]")
+NO_MESSAGES = "not a list of messages"
+# Kinds of content parts that an error may name: another is the customer's own word.
+OTHER_PARTS = (
+    "image_url",
+    "image",
+    "input_image",
+    "input_audio",
+    "audio",
+    "video",
+    "file",
+    "refusal",
+    "tool_use",
+    "tool_result",
+    "thinking",
+)
 
 
 def to_sample(row: Row, source: FileSource | DatasetSource, index: int = 0) -> Sample:
@@ -57,26 +74,45 @@ def _content(values: Mapping[str, Any], source: FileSource | DatasetSource) -> s
 
 
 def _messages(values: Mapping[str, Any], name: str, fields: Fields) -> tuple[Message, ...]:
-    found = lookup(values, name)
+    found = _listed(lookup(values, name), name)
     if found is ABSENT:
-        raise RowError(_absent(values, name))
+        raise RowError(_absent(values, name), NO_FIELD)
     if not isinstance(found, (list, tuple)) or not found:
         text = f"field {name!r} is {kind_of(found)}; it must be a list of messages"
-        raise RowError(text, EMPTY if found is None or found == [] else "bad row")
+        raise RowError(text, EMPTY_FIELD if found is None or found == [] else NO_MESSAGES)
     return tuple(_message(message, f"{name}[{index}]", fields) for index, message in enumerate(found))
+
+
+def _listed(found: Any, name: str) -> Any:
+    """What a field with messages holds, which exports of tables write as JSON."""
+    if not isinstance(found, str):
+        return found
+    try:
+        value = json.loads(found)
+    except (ValueError, RecursionError):  # whose words would quote the row
+        text = f"field {name!r} is text that is not JSON; it must be a list of messages, or one written as JSON"
+        raise RowError(text, NO_MESSAGES) from None
+    if not isinstance(value, list):
+        text = f"field {name!r} is {kind_of(value)} written as JSON; it must be a list of messages"
+        raise RowError(text, NO_MESSAGES)
+    return value
 
 
 def _message(message: Any, where: str, fields: Fields) -> Message:
     if not isinstance(message, Mapping):
-        raise RowError(f"{where} is {kind_of(message)}; it must be an object with a role and a content")
+        text = f"{where} is {kind_of(message)}; it must be an object with a role and a content"
+        raise RowError(text, NO_MESSAGES)
     try:
         role, content = _text(message, (fields.role,)), _text(message, (fields.content,))
     except RowError as error:
-        raise RowError(f"{where}: {error}", error.reason) from None
+        missing = next((key for key in ("role", "content") if lookup(message, getattr(fields, key)) is ABSENT), None)
+        advice = "" if missing is None else f"; fields.{missing} names the key that holds it"
+        raise RowError(f"{where}: {error}{advice}", error.reason) from None
     role = fields.roles.get(role.strip(), role.strip())
     if role not in ROLES:
         known = ", ".join(dict.fromkeys((*ROLES, *fields.roles)))
-        raise RowError(f"{where}: unknown role; allowed: {known}; fields.roles says what others mean")
+        text = f"{where}: unknown role; allowed: {known}; fields.roles says what others mean"
+        raise RowError(text, "unknown role")
     return {"role": role, "content": content}
 
 
@@ -86,7 +122,7 @@ def _text(values: Mapping[str, Any], names: Sequence[str]) -> str:
     if not text.strip():
         shown = repr(names[0]) if len(names) == 1 else " and ".join(map(repr, names))
         are = f"field {shown} is" if len(names) == 1 else f"fields {shown} are"
-        raise RowError(f"{are} empty; fill it, or leave such rows out with bad_rows: drop", EMPTY)
+        raise RowError(f"{are} empty; fill it, or leave such rows out with bad_rows: drop", EMPTY_FIELD)
     return text
 
 
@@ -102,21 +138,36 @@ def _one(values: Mapping[str, Any], name: str) -> str:
     if found is ABSENT:
         found = lookup(values, name)
         if found is ABSENT:
-            raise RowError(_absent(values, name))
+            raise RowError(_absent(values, name), NO_FIELD)
     if found is None:
         return ""
     if isinstance(found, (list, tuple)):
-        for part in found:
-            if not isinstance(part, str):
-                raise RowError(f"field {name!r} is a list with {kind_of(part)}; it must be text or a list of texts")
-        found = "\n".join(found)
+        found = "\n".join(_part(part, name) for part in found)
     if not isinstance(found, str):
-        raise RowError(f"field {name!r} is {kind_of(found)}; it must be text")
+        raise RowError(f"field {name!r} is {kind_of(found)}; it must be text", NO_TEXT)
     if "\0" in found:
-        raise RowError(f"field {name!r} holds a NUL character; remove it, or correct the file's encoding")
+        raise RowError(
+            f"field {name!r} holds a NUL character; remove it, or correct the file's encoding", "NUL character"
+        )
     if not found.isascii() and _SURROGATE.search(found):
-        raise RowError(f"field {name!r} holds half of a surrogate pair; escape the character as two \\u codes")
+        text = f"field {name!r} holds half of a surrogate pair; escape the character as two \\u codes"
+        raise RowError(text, "half of a surrogate pair")
     return found
+
+
+def _part(part: Any, name: str) -> str:
+    """A text of a list, or a content part of chat exports, ``{type: text, text: ...}``."""
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, Mapping) or "type" not in part:
+        raise RowError(f"field {name!r} is a list with {kind_of(part)}; it must be text or a list of texts", NO_TEXT)
+    kind, text = part["type"], part.get("text")
+    if kind in ("text", "input_text", "output_text") and isinstance(text, str):
+        return text
+    if kind in ("text", "input_text", "output_text"):
+        raise RowError(f"field {name!r} has a content part of type text without a text; fill or remove it", NO_TEXT)
+    named = f"of type {kind}" if kind in OTHER_PARTS else "of another type"
+    raise RowError(f"field {name!r} has a content part {named}; only parts of type text can be used", "not a text part")
 
 
 def _label(values: Mapping[str, Any], label: Label) -> str | None:
@@ -130,12 +181,12 @@ def _single(values: Mapping[str, Any], name: str) -> str | None:
     if found is ABSENT:
         return None
     if isinstance(found, (list, tuple, Mapping)):
-        raise RowError(f"field {name!r} is {kind_of(found)}; it must be a single value")
+        raise RowError(f"field {name!r} is {kind_of(found)}; it must be a single value", "not a single value")
     return canonical(found) or None
 
 
 def _absent(values: Mapping[str, Any], name: str) -> str:
-    return f"no field {name!r}; there are: {shown_names(sorted(map(str, values)))}"
+    return f"no field {name!r}; there are: {shown_names('field', sorted(map(str, values)), (name,))}"
 
 
 def kind_of(value: Any) -> str:

@@ -87,7 +87,7 @@ def calibration_manifest(
         "evaluation_sha256": evaluation_digest(request.context.eval_texts),
         "redaction": _redaction(definition),
         "sources": [
-            _source(source, reading, definition.folder)
+            _source(source, reading, definition.folder, request.tokenizer_folder)
             for source, reading in zip(definition.sources, readings, strict=True)
         ],
         "account": [asdict(account) for account in accounts],
@@ -179,7 +179,7 @@ def _redaction(definition: SetDefinition) -> dict[str, Any]:
     }
 
 
-def _source(source: Source, reading: SourceReading, folder: Path) -> dict[str, Any]:
+def _source(source: Source, reading: SourceReading, folder: Path, tokenizer_folder: Path) -> dict[str, Any]:
     record: dict[str, Any] = {
         "label": source.label,
         "kind": source.kind,
@@ -192,16 +192,34 @@ def _source(source: Source, reading: SourceReading, folder: Path) -> dict[str, A
         "definition_sha256": digest_of(source.model_dump(mode="json")),
     }
     if isinstance(source, RowKeys):
-        file = source.template_file
         record["fields"] = source.fields.model_dump(mode="json", exclude_defaults=True)
-        record["template"] = source.template
-        record["template_sha256"] = hashlib.sha256((folder / file).read_bytes()).hexdigest() if file else None
+        record["template"] = source.template or ("tokenizer" if source.uses_template else "none")
+        record["template_sha256"] = _template_digest(source, folder, tokenizer_folder)
         record["group"] = source.group
         record["drop_columns"] = list(source.drop_columns)
     if isinstance(source, DatasetSource):
         record |= {"dataset": source.dataset, "config": source.config, "split": source.split}
         record["revision"] = reading.revision
     return record
+
+
+def _template_digest(source: RowKeys, folder: Path, tokenizer_folder: Path) -> str | None:
+    """SHA-256 of the template that makes the text, be it the set's file or the tokenizer's chat template."""
+    if source.template_file is not None:
+        return hashlib.sha256((folder / source.template_file).read_bytes()).hexdigest()
+    template = chat_template(tokenizer_folder) if source.uses_template else None
+    return None if template is None else hashlib.sha256(template.encode("utf-8")).hexdigest()
+
+
+def chat_template(folder: Path) -> str | None:
+    """The chat template of a tokenizer's folder: its own file, or what the settings hold (of several the default)."""
+    if (folder / "chat_template.jinja").is_file():
+        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    settings = folder / "tokenizer_config.json"
+    found = json.loads(settings.read_text(encoding="utf-8")).get("chat_template") if settings.is_file() else None
+    if isinstance(found, list):
+        found = {each.get("name"): each.get("template") for each in found}.get("default")
+    return found if isinstance(found, str) else None
 
 
 def _file(file: FileRead, folder: Path) -> dict[str, Any]:

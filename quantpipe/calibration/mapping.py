@@ -73,11 +73,11 @@ class Fields(Section):
     system: Names | None = None
     """Field, or list of fields, with the system message before `prompt`; rows where it is empty have none."""
     messages: Text | None = None
-    """Field with a conversation: a list of objects."""
+    """Field with a conversation: a list of objects, or one written as JSON."""
     role: Text = "role"
     """Key of a message that holds who speaks."""
     content: Text = "content"
-    """Key of a message that holds what is said."""
+    """Key of a message that holds what is said: text, a list of texts, or content parts `{type: text, text: ...}`."""
     roles: dict[Text, Role] = Field(default_factory=dict)
     """Speakers that the file calls otherwise than `system`, `user`, `assistant`, `tool`: `{客服: assistant}`."""
 

@@ -4,7 +4,7 @@ Messages about rows name files, rows and fields, never what a row says: it may b
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -12,14 +12,9 @@ from quantpipe.errors import DataError
 
 MOST_SHOWN = 10
 UNKNOWN_LANGUAGE = "und"
-# What names of fields look like; others may be data of a file without a header.
-MOST_SHOWN_NAMES = 20
-LONGEST_NAME = 40
-MOST_DIGITS = 5
-MOST_WORDS = 4
-NAME_SIGNS = " _-./:()[]#%&+"
 # Why rows are not used, as accounts call it.
 EMPTY, BAD_ROW, FILTERED = "empty", "bad row", "filtered"
+EMPTY_FIELD, NO_FIELD, NO_TEXT, NO_OBJECT = "field is empty", "no field", "field is not text", "not an object"
 Message = dict[str, str]
 
 
@@ -130,23 +125,3 @@ def leave_out(where: str, error: RowError, problems: RowProblems, seen: SourceRe
     problems.add(where, str(error))
     seen.dropped[error.reason] += 1
     seen.bad[error.reason] += 1
-
-
-def shown_names(names: Sequence[str]) -> str:
-    """Names of fields for an error. One that looks like data is only measured: a file may lack its row of names."""
-    is_plain = [_is_plain(name) for name in names]
-    if 2 * sum(is_plain) <= len(names):  # then a short one beside them is data too
-        is_plain = [False] * len(names)
-    pairs = list(zip(names, is_plain, strict=True))[:MOST_SHOWN_NAMES]
-    shown = [name if plain else f"(a name of {len(name)} characters)" for name, plain in pairs]
-    more = [f"... {len(names) - MOST_SHOWN_NAMES} more"] if len(names) > MOST_SHOWN_NAMES else []
-    return ", ".join([*shown, *more]) or "none"
-
-
-def _is_plain(name: str) -> bool:
-    return (
-        len(name) <= LONGEST_NAME
-        and len(name.split()) <= MOST_WORDS
-        and all(character.isalnum() or character in NAME_SIGNS for character in name)
-        and sum(character.isdigit() for character in name) <= MOST_DIGITS
-    )

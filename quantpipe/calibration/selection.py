@@ -117,3 +117,8 @@ def _notes(definition: SetDefinition, cells: Sequence[Sequence[Cell]], portions:
             names = ", ".join("/".join(cell.stratum) for cell in dry[:5]) + (", ..." if len(dry) > 5 else "")
             strata = "1 stratum holds" if len(dry) == 1 else f"{len(dry)} strata hold"
             yield f"calibration: {source.label}: {strata} less than its share ({names}); the others give the rest"
+        num_chosen, num_capped = sum(len(cell.chosen) for cell in of_source), sum(cell.num_capped for cell in of_source)
+        if 2 * num_capped > num_chosen:
+            share = f"max_group_frac {group_frac_of(source):g}"
+            text = f"{source.label}: {share} has cut {num_capped:,} of {num_chosen:,} samples short"
+            yield f"calibration: {text}; raise it, or ask for more tokens"

@@ -1,5 +1,6 @@
 """Building a set end to end: exact sizes, accounts, digests, and what is refused before a run."""
 
+import hashlib
 import json
 import random
 from collections.abc import Callable
@@ -271,7 +272,33 @@ def test_bad_rows_can_be_dropped_and_are_counted(make_set: Make, make_tokenizer:
     folder = make_set([*text_rows(40, 19), '{"text": 5}', '{"text": ""}', b'{"text": "\xff"}'])
     model = make_tokenizer()
     built = build_calibration(with_keys(folder, "bad_rows: drop"), model, Budget(10, 32))
-    assert built.account[0].dropped == {"bad row": 2, "empty": 1}
+    assert built.account[0].dropped == {"field is empty": 1, "field is not text": 1, "not UTF-8": 1}
+    assert built.manifest["account"][0]["dropped"] == built.account[0].dropped
+    assert built.notes == ()
+
+
+def test_a_source_with_many_bad_rows_gets_a_note(make_set: Make, make_tokenizer: Make) -> None:
+    folder = with_keys(make_set([*text_rows(40, 19), *['{"body": "x"}'] * 3, *['{"text": 5}'] * 2]), "bad_rows: drop")
+    built = build_calibration(folder, make_tokenizer(), Budget(10, 32))
+    assert built.notes == (
+        "calibration: rows.jsonl: 5 of 45 rows are dropped as bad (2 field is not text, 3 no field); correct the file, "
+        "or what the set says of it",
+    )
+
+
+def test_the_manifest_names_the_chat_template_that_was_used(make_set: Make, make_tokenizer: Make) -> None:
+    rows = [json.dumps({"m": [{"role": "user", "content": f"hello {i}"}]}) for i in range(40)]
+    folder = make_set(rows, "fields: {messages: m}")
+    template = "{% for each in messages %}{{ each.content }}{% endfor %}"
+    built = build_calibration(folder, make_tokenizer(template=template), Budget(4, 32))
+    [source] = built.manifest["sources"]
+    assert source["template"] == "tokenizer"
+    assert source["template_sha256"] == hashlib.sha256(template.encode()).hexdigest()
+
+
+def test_a_single_sample_is_noted_in_the_singular(make_set: Make, make_tokenizer: Make) -> None:
+    built = build_calibration(make_set(text_rows(1, 99)), make_tokenizer(), Budget(1, 100))
+    assert built.notes == ("calibration: only 1 sample; statistics will follow this one text",)
 
 
 def test_filters_that_leave_nothing_are_refused_with_counts(make_set: Make, make_tokenizer: Make) -> None:

@@ -124,8 +124,7 @@ def test_the_file_itself_may_be_named(tmp_path: Path) -> None:
         ),
         (
             "{path: folder}",
-            "set.yaml:4:5: sources[0]: the ending of 'folder' names no format; add format, or use one "
-            "of .csv .tsv .jsonl .ndjson .json .parquet .txt .md (+ .gz)",
+            "set.yaml:4:12: sources[0].path: folder is a folder; give a file, or a pattern such as folder/*",
         ),
         (
             "{path: folder, format: csv}",

@@ -20,7 +20,7 @@ def test_every_row_is_a_sample_or_counted_under_a_reason(tmp_path: Path) -> None
     rules = {"min_chars": 3, "where": {"lang": "en"}}
     samples, problems, seen = read(tmp_path, stored, filter=rules)
     assert [(sample.content, sample.source) for sample in samples] == [("hello there", 3)]
-    assert seen.dropped == {"filtered": 2, "empty": 2, "bad row": 1}
+    assert seen.dropped == {"filtered": 2, "empty": 1, "field is empty": 1, "wrong number of columns": 1}
     assert seen.num_rows == 5
     assert problems.num_rows == 2
 

@@ -186,3 +186,16 @@ def test_rows_that_are_nearly_all_dropped_end_before_memory_does(
     folder = write_set(tmp_path / "set", {"a": varied(400)}, header="packing: truncate")
     with pytest.raises(DataError, match="rows do not fill the budget, so nearly all are dropped"):
         build_calibration(folder, make_tokenizer(), Budget(4, 100))
+
+
+def test_a_cap_that_cuts_most_samples_is_noted(tmp_path: Path, make_tokenizer: Make) -> None:
+    rows = [{**row, "who": str(i)} for i, row in enumerate(varied(40, num_chars=199))]
+    model = make_tokenizer()
+    tight = build_calibration(write_set(tmp_path / "a", {"a": rows}, "group: who"), model, Budget(10, 100))
+    assert [note for note in tight.notes if "max_group_frac" in note] == [
+        "calibration: a: max_group_frac 0.05 has cut 20 of 20 samples short; raise it, or ask for more tokens"
+    ]
+    wide = build_calibration(
+        write_set(tmp_path / "b", {"a": rows}, "group: who, max_group_frac: 0.5"), model, Budget(10, 100)
+    )
+    assert not [note for note in wide.notes if "max_group_frac" in note]

@@ -1,10 +1,10 @@
 """Whether the fields that a source names are there: said once for a file, not for each of its rows."""
 
-import difflib
 from collections.abc import Iterable, Iterator, Sequence
 
+from quantpipe.calibration.field_names import there_are
 from quantpipe.calibration.fields import ABSENT, lookup
-from quantpipe.calibration.rows import Row, SourceReading, shown_names
+from quantpipe.calibration.rows import Row, SourceReading
 from quantpipe.calibration.sources import DatasetSource, FileSource
 from quantpipe.errors import DataError
 
@@ -14,9 +14,9 @@ PATIENCE_ROWS = 200
 
 def check_columns(columns: Sequence[str], source: FileSource | DatasetSource, where: str) -> None:
     """Raise DataError where a table lacks a column that the source names."""
-    for name in (*source.fields.names, *source.other_names, *source.drop_columns):
+    for name in _used(source):
         if name not in columns and name.split(".")[0] not in columns:
-            raise _missing("column", name, columns, where)
+            raise _missing("column", name, columns, source, where)
 
 
 def with_fields(rows: Iterable[Row], source: FileSource, seen: SourceReading) -> Iterator[Row]:
@@ -39,10 +39,12 @@ def with_fields(rows: Iterable[Row], source: FileSource, seen: SourceReading) ->
         yield row
     missing = sorted(texts) or (sorted(others) if not seen.is_limited else [])
     if num_rows and missing:
-        raise _missing("field", missing[0], list(met), source.label)
+        raise _missing("field", missing[0], list(met), source, source.label)
 
 
-def _missing(what: str, name: str, there_are: Sequence[str], where: str) -> DataError:
-    nearest = difflib.get_close_matches(name, there_are, n=1)
-    hint = f"; did you mean {nearest[0]!r}?" if nearest else "; correct the name in the set"
-    return DataError(f"{where}: no {what} {name!r}; there are: {shown_names(there_are)}{hint}")
+def _used(source: FileSource | DatasetSource) -> tuple[str, ...]:
+    return (*source.fields.names, *source.other_names, *source.drop_columns)
+
+
+def _missing(what: str, name: str, names: Sequence[str], source: FileSource | DatasetSource, where: str) -> DataError:
+    return DataError(f"{where}: no {what} {name!r}; {there_are(what, name, names, _used(source))}")

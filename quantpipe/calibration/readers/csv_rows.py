@@ -5,10 +5,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
+from quantpipe.calibration.field_names import are_names
 from quantpipe.calibration.readers.columns import check_columns
 from quantpipe.calibration.readers.files import LONGEST, MAX_ROW_BYTES
 from quantpipe.calibration.readers.lines import Lines, LongRow
-from quantpipe.calibration.rows import EMPTY, Row, RowError, RowProblems, SourceReading, leave_out, shown_names
+from quantpipe.calibration.rows import EMPTY, Row, RowError, RowProblems, SourceReading, leave_out
 from quantpipe.calibration.sources import FileSource
 from quantpipe.errors import DataError
 
@@ -37,7 +38,8 @@ def read_csv(
         seen.start_row(number)
         if flaw is None and len(record) != len(header):
             flaw = RowError(
-                f"the row has {len(record)} columns, the first row {len(header)}; quote columns with commas"
+                f"the row has {_columns(len(record))}, the first row {len(header)}; quote columns with commas",
+                "wrong number of columns",
             )
         if flaw is None:
             yield Row(f"{file}:{number}", dict(zip(header, record, strict=True)))
@@ -65,8 +67,12 @@ def _records(lines: Lines, file: Path, delimiter: str) -> Iterator[tuple[int, li
             if "unexpected end" in str(error):
                 text = f"a quote that opens here is still open at the end of the file, line {lines.number:,}; close it"
                 raise DataError(f"{file}:{start}: {text}") from None
-            flaw = RowError(_malformed(start, lines.number))
+            flaw = RowError(_malformed(start, lines.number), "text after a closing quote")
         yield start, record, lines.end_row() or flaw
+
+
+def _columns(number: int) -> str:
+    return "1 column" if number == 1 else f"{number} columns"
 
 
 def _malformed(start: int, end: int) -> str:
@@ -78,7 +84,9 @@ def _header(record: Sequence[str], file: Path, source: FileSource, delimiter: st
     names = [name.strip() for name in record]
     twice = sorted({name for name in names if name and names.count(name) > 1})
     if twice:
-        raise DataError(f"{file}: two columns are called {shown_names(twice[:1])}; rename one")
+        first, second = [place for place, name in enumerate(names, start=1) if name == twice[0]][:2]
+        called = twice[0] if are_names(names, source.fields.names) else "the same (the file may lack its header)"
+        raise DataError(f"{file}: columns {first} and {second} are called {called}; rename one")
     other = next((sign for sign in _DELIMITERS if sign != delimiter and sign in names[0]), None)
     if len(names) == 1 and other is not None and names[0] not in source.fields.names:
         raise DataError(f"{file}: the first row is one column with {_DELIMITERS[other]} in it; set delimiter to that")

@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from quantpipe.calibration.fields import kind_of
 from quantpipe.calibration.readers.files import LONGEST, MAX_ROW_BYTES, read_some, skip_mark
-from quantpipe.calibration.rows import Row, RowError, RowProblems, SourceReading, leave_out
+from quantpipe.calibration.rows import NO_OBJECT, Row, RowError, RowProblems, SourceReading, leave_out
 from quantpipe.calibration.sources import KEY_FIELD, FileSource
 from quantpipe.errors import DataError
 
@@ -21,6 +21,9 @@ _CHUNK_BYTES = 1 << 16
 _AFTER_VALUE = tuple(" \t\n\r,:]}")
 _SPACE = re.compile(r"[ \t\n\r]*")
 _FORMS = "a json file is one array of objects, or one mapping of ids to objects"
+_OTHER_FORMS = (
+    '; as in [{"text": ...}, ...] or {"id": {"text": ...}, ...}; for one object in each line set format: jsonl'
+)
 
 
 def read_json(
@@ -37,9 +40,9 @@ def read_json(
             yield Row(f"{file}:{number}", value if key is None else {KEY_FIELD: key, **value})
             continue
         if number == 1:
-            raise DataError(f"{file}: its first entry is {kind_of(value)}; {_FORMS}")
+            raise DataError(f"{file}: its first entry is {kind_of(value)}; {_FORMS}{_OTHER_FORMS}")
         seen.start_row(number)
-        leave_out(f"{file}:{number}", RowError(f"found {kind_of(value)}; {_FORMS}"), problems, seen)
+        leave_out(f"{file}:{number}", RowError(f"found {kind_of(value)}; {_FORMS}", NO_OBJECT), problems, seen)
 
 
 class _Window:

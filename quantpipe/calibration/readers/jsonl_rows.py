@@ -7,7 +7,7 @@ from typing import IO, Any
 
 from quantpipe.calibration.fields import kind_of
 from quantpipe.calibration.readers.lines import Lines
-from quantpipe.calibration.rows import EMPTY, Row, RowError, RowProblems, SourceReading, leave_out
+from quantpipe.calibration.rows import EMPTY, NO_OBJECT, Row, RowError, RowProblems, SourceReading, leave_out
 from quantpipe.calibration.sources import FileSource
 
 
@@ -37,11 +37,13 @@ def _parse(line: str) -> dict[str, Any]:
     try:
         value = json.loads(line.rstrip("\r\n"))
     except json.JSONDecodeError as error:
-        raise RowError(f"not valid JSON at column {error.colno}: {error.msg.lower()}; one object per row") from None
+        raise RowError(
+            f"not valid JSON at column {error.colno}: {error.msg.lower()}; one object per row", "not JSON"
+        ) from None
     except RecursionError:
-        raise RowError("nested too deeply; one flat object per row") from None
+        raise RowError("nested too deeply; one flat object per row", "nested too deeply") from None
     except ValueError:
-        raise RowError("a number is too long; write it as text") from None
+        raise RowError("a number is too long; write it as text", "number too long") from None
     if not isinstance(value, dict):
-        raise RowError(f"found {kind_of(value)}; each row is an object with the fields that the set names")
+        raise RowError(f"found {kind_of(value)}; each row is an object with the fields that the set names", NO_OBJECT)
     return value

@@ -59,7 +59,7 @@ class Lines:
                 continue
             self._seen.encodings[encoding] += 1
             return text
-        self._flaw = self._flaw or RowError(undecodable(line, error, self._encodings))
+        self._flaw = self._flaw or RowError(undecodable(line, error, self._encodings), _not_in(self._encodings))
         return line.decode("ascii", errors="replace")
 
     def _too_long(self, line: bytes) -> str:
@@ -67,17 +67,20 @@ class Lines:
         num_quotes = line.count(b'"')
         while not line.endswith(b"\n") and (line := self._opened.readline(MAX_ROW_BYTES)):
             num_quotes += line.count(b'"')
-        self._flaw = RowError(f"the row is longer than {LONGEST}; split it")
+        self._flaw = RowError(f"the row is longer than {LONGEST}; split it", "too long")
         return '"' * (num_quotes % 2) + "\n"
 
 
 def undecodable(row: bytes, error: UnicodeDecodeError, encodings: tuple[str, ...]) -> str:
     """What is wrong with a row that none of the encodings fits, and which encoding to try; never what it says."""
-    names = " or ".join(encoding.upper() for encoding in encodings)
-    found = f"byte {error.start + 1} of the row is not {names}"
+    found = f"byte {error.start + 1} of the row is {_not_in(encodings)}"
     if "gb18030" not in encodings and _reads_as_chinese(row):
         return f"{found}; it reads as GB18030: set encoding: [{', '.join((*encodings, 'gb18030'))}]"
     return f"{found}; convert the file to UTF-8, or name its encoding: encoding: [{encodings[0]}, cp1252]"
+
+
+def _not_in(encodings: tuple[str, ...]) -> str:
+    return f"not {' or '.join(encoding.upper() for encoding in encodings)}"
 
 
 def _reads_as_chinese(row: bytes) -> bool:

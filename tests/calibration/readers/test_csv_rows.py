@@ -39,12 +39,12 @@ def test_rows_that_do_not_fit_the_header_are_named_and_the_rest_is_read(tmp_path
     read = Reading(tmp_path, stored, "a.csv")
     assert read.texts == ["a", "中,1\nf", "g"]
     assert read.problems == [
-        "a.csv:3: the row has 1 columns, the first row 2; quote columns with commas",
+        "a.csv:3: the row has 1 column, the first row 2; quote columns with commas",
         "a.csv:4: the row has 3 columns, the first row 2; quote columns with commas",
         "a.csv:5: text follows a closing quote; double quotes inside a quoted column, and close each",
     ]
     assert read.seen.num_rows == 6
-    assert read.seen.dropped == {"bad row": 3}
+    assert read.seen.dropped == read.seen.bad == {"wrong number of columns": 2, "text after a closing quote": 1}
 
 
 def test_a_stray_quote_names_the_lines_that_it_swallowed(tmp_path: Path) -> None:
@@ -87,13 +87,20 @@ def test_a_column_beyond_the_interpreters_own_limit_is_read(tmp_path: Path) -> N
         (b"\n\n", "is empty; a csv file begins with a row of column names"),
         (b"txet,n\na,1\n", "no column 'text'; there are: txet, n; did you mean 'txet'?"),
         (b"a,b\na,1\n", "no column 'text'; there are: a, b; correct the name in the set"),
-        (b"text,text\na,1\n", "two columns are called text; rename one"),
+        (b"text,text\na,1\n", "columns 1 and 2 are called text; rename one"),
         (b"text;n\na;1\n", "the first row is one column with ';' in it; set delimiter to that"),
         (b"text\tn\na\t1\n", 'the first row is one column with "\\t" in it; set delimiter to that'),
         (
             b"anna@example.com,13800138000\n",
-            "no column 'text'; there are: (a name of 16 characters), (a name of 11 "
-            "characters); correct the name in the set",
+            "no column 'text'; there are: 2 columns (the file may lack its header); correct the name in the set",
+        ),
+        (
+            b"Maria Gonzalez,Berlin,Diabetes,0\n",
+            "no column 'text'; there are: 4 columns (the file may lack its header); correct the name in the set",
+        ),
+        (
+            b"Maria Gonzalez,Diabetes,Diabetes\n",
+            "columns 2 and 3 are called the same (the file may lack its header); rename one",
         ),
         ("text,n\na,1\n".encode("utf-16"), "looks like UTF-16; convert it to UTF-8"),
         ("text,n\na,1\n".encode("utf-16-le"), "looks like UTF-16; convert it to UTF-8"),

@@ -25,6 +25,12 @@ def test_an_array_and_a_mapping_of_objects_are_rows(tmp_path: Path) -> None:
     ]
 
 
+SHAPES = (
+    "a json file is one array of objects, or one mapping of ids to objects; "
+    'as in [{"text": ...}, ...] or {"id": {"text": ...}, ...}; for one object in each line set format: jsonl'
+)
+
+
 @pytest.mark.parametrize("stored", [b"[]", b" { } "])
 def test_an_empty_document_has_no_rows(tmp_path: Path, stored: bytes) -> None:
     assert Reading(tmp_path, stored, "a.json").rows == []
@@ -45,11 +51,11 @@ def test_an_empty_document_has_no_rows(tmp_path: Path, stored: bytes) -> None:
         ),
         (
             b'{"data": ["secret"]}',
-            "its first entry is a list; a json file is one array of objects, or one mapping of ids to objects",
+            "its first entry is a list; " + SHAPES,
         ),
         (
             b'["secret"]',
-            "its first entry is text; a json file is one array of objects, or one mapping of ids to objects",
+            "its first entry is text; " + SHAPES,
         ),
         (
             b'[{"text": "secret"}, {"text": "sec',
@@ -61,7 +67,7 @@ def test_an_empty_document_has_no_rows(tmp_path: Path, stored: bytes) -> None:
         (b'{"a": {"text": "secret"}, 7: {}}', "entry 2 has a key that is no text; correct or split it"),
         (
             b'{"text": "secret"}\n{"text": "b"}',
-            "its first entry is text; a json file is one array of objects, or one mapping of ids to objects",
+            "its first entry is text; " + SHAPES,
         ),
         (
             b'[{"text": "a"}] {"text": "secret"}',

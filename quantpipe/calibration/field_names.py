@@ -1,0 +1,73 @@
+"""Names of fields in errors: shown only where it is sure enough that they are names, and no row of a customer's data.
+
+A CSV file may lack its header, and keys of JSON objects may be data: then the names are only counted.
+"""
+
+import difflib
+import re
+from collections.abc import Collection, Sequence
+
+MOST_SHOWN = 20
+LONGEST_NAME = 40
+LONGEST_WORD = 16
+MOST_WORDS = 2
+MOST_DIGITS = 5
+LEAST_LIKENESS = 0.6
+LEAST_LIKENESS_HIDDEN = 0.75
+_IDENTIFIER = re.compile(r"[\w.-]+( [\w.-]+)?")
+# Names as programs give them. A word in other letters may as well be a person, a place or an illness: such names are
+# shown beside a word that is surely a name.
+_PLAIN = re.compile(r"[a-z_][A-Za-z0-9_.-]*")
+_HEADER_WORDS = """
+id text name label date time title body subject question answer prompt response instruction input output content message
+messages role context category topic language lang comment description summary user customer
+文本 问题 回答 答案 内容 标题 编号 序号 类别 日期 姓名 提问 回复 消息 角色 语言
+"""
+
+
+def there_are(what: str, asked: str, names: Sequence[str], known: Collection[str] = ()) -> str:
+    """What an error says of the names that there are instead of ``asked``, with the nearest where one is near.
+
+    ``known`` are other names that the set uses: one of them among ``names`` shows that these are names.
+    """
+    are_shown = are_names(names, (asked, *known))
+    likeness = LEAST_LIKENESS if are_shown else LEAST_LIKENESS_HIDDEN
+    candidates = [name for name in names if _could_be_name(name)]
+    near = difflib.get_close_matches(asked, candidates, n=1, cutoff=likeness)
+    hint = f"; did you mean {near[0]!r}?" if near else "; correct the name in the set"
+    return f"there are: {shown_names(what, names, (asked, *known))}{hint}"
+
+
+def shown_names(what: str, names: Sequence[str], known: Collection[str] = ()) -> str:
+    """The names, or their number where they may be data. ``what``: column or field."""
+    if not names:
+        return "none"
+    if are_names(names, known):
+        more = [f"... {len(names) - MOST_SHOWN} more"] if len(names) > MOST_SHOWN else []
+        return ", ".join([*(name or "(without a name)" for name in names[:MOST_SHOWN]), *more])
+    number = f"1 {what}" if len(names) == 1 else f"{len(names):,} {what}s"
+    why = "the file may lack its header" if what == "column" else "names that may be data are not shown"
+    return f"{number} ({why})"
+
+
+def are_names(names: Sequence[str], known: Collection[str] = ()) -> bool:
+    """Whether a row holds names of fields for sure enough to show them."""
+    if not all(not name or _could_be_name(name) for name in names):
+        return False
+    sure = {*_HEADER_WORDS.split(), *(name.lower() for name in known)}
+    if any(name.lower() in sure or name.lower().endswith("_id") for name in names):
+        return True
+    return all(_PLAIN.fullmatch(name) for name in names)
+
+
+def _could_be_name(name: str) -> bool:
+    """Whether this can be a name: one or two short words, of which not all are numbers."""
+    words = name.split(" ")
+    return (
+        len(name) <= LONGEST_NAME
+        and len(words) <= MOST_WORDS
+        and (len(words) == 1 or all(len(word) <= LONGEST_WORD for word in words))
+        and _IDENTIFIER.fullmatch(name) is not None
+        and any(character.isalpha() for character in name)
+        and sum(character.isdigit() for character in name) <= MOST_DIGITS
+    )
