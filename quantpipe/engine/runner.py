@@ -51,13 +51,10 @@ class ModelRunner:
         """One entry per sequence of the step, in its order."""
         self._copy(step)
         logits_RV = self.executor.forward(build_batch(step, self.kv_cache.block_size), self.kv_cache).numpy()
-        token_ids = iter(_sample(logits_RV, step))
         advanced, first = [], 0
-        for advance in step.advances:
+        for advance, chosen in zip(step.advances, _sample(logits_RV, step), strict=True):
             rows_RV = logits_RV[first : first + advance.num_logit_rows]
             first += advance.num_logit_rows
-            num_samples = 1 + advance.seq.num_pending_forks if advance.has_sample else 0
-            chosen = list(islice(token_ids, num_samples))
             error = _error(rows_RV, advance, chosen)
             advanced.append(_read_off(rows_RV, advance, chosen) if error is None else error)
         return advanced
@@ -71,22 +68,24 @@ class ModelRunner:
             del self._due_copies[0]
 
 
-def _sample(logits_RV: Floats, step: Step) -> list[int | None]:
-    """A token for each sequence of the step that has read all of its own, chosen for all of them at once.
+def _sample(logits_RV: Floats, step: Step) -> list[list[int | None]]:
+    """For each sequence of the step that has read all of its own tokens a new one, chosen for all of them at once.
 
-    One whose prompt is now read is followed by its pending forks, which choose from the same row.
+    One whose prompt is now read has another for each of its pending forks, chosen from the same row.
     """
-    rows, requests, num_rows = [], [], 0
+    rows, requests, num_samples, num_rows = [], [], [], 0
     for advance in step.advances:
         num_rows += advance.num_logit_rows
-        if advance.has_sample:
-            for seq in (advance.seq, *advance.seq.pending_forks):
-                rows.append(num_rows - 1)
-                requests.append(seq.sampled())
+        seqs = (advance.seq, *advance.seq.pending_forks) if advance.has_sample else ()
+        num_samples.append(len(seqs))
+        for seq in seqs:
+            rows.append(num_rows - 1)
+            requests.append(seq.sampled())
     if not rows:
-        return []
+        return [[] for _ in num_samples]
     is_every_row = rows == list(range(num_rows))
-    return sampler.sample(logits_RV if is_every_row else logits_RV[rows], requests)
+    token_ids = iter(sampler.sample(logits_RV if is_every_row else logits_RV[rows], requests))
+    return [list(islice(token_ids, num)) for num in num_samples]
 
 
 def _error(logits_RV: Floats, advance: Advance, chosen: list[int | None]) -> Advanced | None:
@@ -102,6 +101,8 @@ def _error(logits_RV: Floats, advance: Advance, chosen: list[int | None]) -> Adv
 def _read_off(logits_RV: Floats, advance: Advance, chosen: list[int | None]) -> Advanced:
     """Log-probabilities and prompt logits of one sequence, whose rows are the last ones of its chunk."""
     seq, params = advance.seq, advance.seq.request.params
+    if len(chosen) == 1 and params.logprobs is None and not seq.request.is_scored:  # almost always
+        return Advanced((chosen[0],) if chosen[0] is not None else ())
     token_ids = [token_id for token_id in chosen if token_id is not None]
     samples = [Advanced((token_id,)) for token_id in token_ids]
     if token_ids and params.logprobs is not None:

@@ -81,11 +81,11 @@ def append_tokens(
 
 def finish_reason(seq: Sequence) -> FinishReason | None:
     """Why a sequence is complete, or None: it ends with a stop token, has max_tokens, or was only to be read."""
-    params = seq.request.params
-    if seq.num_generated_tokens:
+    params, num_generated = seq.request.params, seq.num_generated_tokens
+    if num_generated:
         last = seq.token_ids[-1]
         if last in params.stop_token_ids or (last in seq.eos_token_ids and not params.ignore_eos):
             return FinishReason.STOP
     elif seq.num_uncomputed_tokens:
         return None
-    return FinishReason.LENGTH if seq.num_generated_tokens >= params.max_tokens else None
+    return FinishReason.LENGTH if num_generated >= params.max_tokens else None
