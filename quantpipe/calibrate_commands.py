@@ -120,12 +120,22 @@ def _held_out(plan: Plan, reporter: Reporter) -> dict[str, list[tuple[int, ...]]
         return {}
     try:
         with plan.context(reporter) as context:
-            folder, seed = plan.tokenizer_folder(), plan.section.seed
-            found = read_held_out(definition, folder, HELD_OUT_WINDOWS, HELD_OUT_TOKENS, seed, context)
+            found = read_held_out(definition, plan.tokenizer_folder(), *_window_numbers(plan), context)
     except DataError as error:
         reporter.note(f"held-out rows are not looked at: {error}")
         return {}
+    for note in found.notes:
+        reporter.note(note)
     return found.by_domain()
+
+
+def _window_numbers(plan: Plan) -> tuple[int, int]:
+    """How many windows of how many tokens: those of the recipe, where it evaluates on what the set holds out."""
+    evaluate = plan.recipe.evaluate if plan.recipe is not None else None
+    divergence = evaluate.divergence if evaluate is not None else None
+    if divergence is None or not divergence.holdout:
+        return HELD_OUT_WINDOWS, HELD_OUT_TOKENS
+    return divergence.num_windows, divergence.window_tokens
 
 
 def _shown(plan: Plan, calibration: CalibrationSet, num_shown: int) -> tuple[Shown, ...]:

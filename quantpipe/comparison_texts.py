@@ -8,7 +8,8 @@ from pathlib import Path
 
 from quantpipe.calibration import BuildContext
 from quantpipe.calibration.definition import SetDefinition, set_in
-from quantpipe.calibration.heldout import SEVERAL, read_held_out
+from quantpipe.calibration.held_out_windows import SEVERAL
+from quantpipe.calibration.heldout import read_held_out
 from quantpipe.calibration.leakage import EvalText
 from quantpipe.calibration.self_text import WriteText
 from quantpipe.engine.tokenizer import Tokenizer
@@ -86,7 +87,7 @@ def domain_texts(
         for name, definition in holding.items():
             num_windows = wanted.num_windows * _num_domains(definition)
             held_out = read_held_out(
-                definition, tokenizer_folder, num_windows, wanted.window_tokens, context=context, progress=progress
+                definition, tokenizer_folder, num_windows, wanted.window_tokens, context, progress, equally=True
             )
             found += _by_domain(name, held_out.by_domain())
             texts += held_out.texts

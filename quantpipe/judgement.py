@@ -50,13 +50,14 @@ class Questions:
     """What both models will be asked, read and checked before anything long begins.
 
     ``texts`` are all of it as text, which no calibration row may overlap; none where nothing is calibrated. ``domains``
-    says of each window what it is from.
+    says of each window what it is from; ``notes`` are sentences about what is not asked.
     """
 
     suite: Suite | None
     windows: Sequence[Sequence[int]]
     texts: tuple[EvalText, ...] = ()
     domains: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def by_domain(self) -> dict[str, list[Sequence[int]]]:
         """The windows of each domain."""
@@ -120,7 +121,7 @@ def windows_of_text(questions: Questions, section: DivergenceSection, tokenizer_
 def _of_held_out(recipe: Recipe, suite: Suite, held_out: HeldOut) -> Questions:
     windows = [window.token_ids for window in held_out.windows]
     domains = tuple(window.domain for window in held_out.windows)
-    return Questions(suite, windows, (*_texts(recipe, suite, None), *held_out.texts), domains)
+    return Questions(suite, windows, (*_texts(recipe, suite, None), *held_out.texts), domains, held_out.notes)
 
 
 def _texts(recipe: Recipe, suite: Suite, held_out_text: Path | None) -> tuple[EvalText, ...]:
@@ -181,7 +182,7 @@ def judge_candidate(
     context = _context(recipe, base, artifact, candidate)
     sections = ReportSections(
         context,
-        notes=(*(faults or ())[:MAX_FAULTS_SHOWN], *_notes(base, baseline, candidate)),
+        notes=(*(faults or ())[:MAX_FAULTS_SHOWN], *_notes(base, baseline, candidate), *questions.notes),
         divergence=findings.divergence,
         scores=findings.scores,
         bench=findings.bench,

@@ -39,6 +39,7 @@ def _run(recipe: Recipe, recipe_path: Path, cache_folder: Path, reporter: Report
     base = resolve_served(recipe, cache_folder, reporter)
     with _writer(recipe, base, reporter) as write:
         questions = read_questions(recipe, base.folder, write)
+    _tell(questions, reporter)
     started_s = time.monotonic()
     candidate = make_candidate(recipe, base, engine_config(recipe), reporter, questions.texts, questions.by_domain())
     facts = quantization_facts(recipe, candidate, time.monotonic() - started_s)
@@ -62,6 +63,7 @@ def quantize_recipe(recipe: Recipe, cache_folder: Path, reporter: Reporter) -> C
             config = None
         with _writer(recipe, base, reporter) as write:
             compared = read_compared(recipe, base.folder, write)
+        _tell(compared, reporter)
         held_out = _with_windows(recipe, compared, base.folder, reporter).by_domain()
         return make_candidate(recipe, base, config, reporter, compared.texts, held_out)
 
@@ -77,6 +79,7 @@ def gate_artifact(
     describe(Artifact.open(artifact))
     with _writer(recipe, base, reporter) as write:
         questions = read_questions(recipe, base.folder, write)
+    _tell(questions, reporter)
     commands = (f"quantpipe gate {recipe_path}{_sets(recipe.overrides)} --artifact {artifact}",)
     facts = (("artifact", f"{artifact}, judged as it stood on disk"),)
     output = gate_folder(recipe, artifact)
@@ -109,6 +112,11 @@ def only_run(output: Path) -> Iterator[None]:
             yield
         finally:
             lock.unlink(missing_ok=True)
+
+
+def _tell(questions: Questions, reporter: Reporter) -> None:
+    for note in questions.notes:
+        reporter.note(note)
 
 
 def _with_windows(recipe: Recipe, compared: Questions, tokenizer_folder: Path, reporter: Reporter) -> Questions:

@@ -18,6 +18,7 @@ sources:
     fields: {text: text}
 """
 
+EVALS = Path(__file__).parents[1] / "evals" / "quickstart"
 RECIPE = """
 version: 1
 name: tiny
@@ -123,6 +124,25 @@ def test_inspect_says_what_is_covered_of_the_rows_held_out(
     out, err = capsys.readouterr()
     assert "vocabulary: " in out and "truncated: " in out
     assert ("held-out docs.jsonl: " in out) != ("held-out rows are not looked at: " in err)
+
+
+def test_inspect_looks_at_the_windows_that_the_recipe_evaluates_on(
+    docs: Path, recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [json.loads(line) for line in (docs / "docs.jsonl").read_text().splitlines()]
+    parts = [row["text"][i : i + 200] for row in rows for i in range(0, len(row["text"]), 200)]
+    topics = ["large" if i % 4 else f"small {i}" for i in range(len(parts))]
+    lines = [json.dumps({"text": text, "topic": topic}) for text, topic in zip(parts, topics, strict=True)]
+    (docs / "docs.jsonl").write_text("\n".join(lines))
+    evaluate = f"evaluate: {{suite: {EVALS}, divergence: {{holdout: true, num_windows: 5, window_tokens: 24}}}}"
+    asked = recipe.read_text().replace("{sources:", "{holdout: {frac: 0.5}, sources:").replace("bench: {}", evaluate)
+    asked = asked.replace("fields: {text: text}", "fields: {text: text}, domain: {field: topic}")
+    asked = asked.replace("seed: 4", "seed: 4\n  on_leakage: drop")
+    recipe.write_text(asked.replace("{tpot_ratio_c8: {max: 1.1}}", "{mean_kl: {max: 1.0}}"))
+    assert run("inspect", "--recipe", recipe, "--json") == 0
+    out, err = capsys.readouterr()
+    assert sum(each["num_tokens"] for each in json.loads(out)["coverage"]["held_out"]) == 5 * 24
+    assert "held-out rows: 5 windows, " in err and "are not measured, such as small " in err
 
 
 @pytest.mark.parametrize(

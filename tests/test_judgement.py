@@ -106,6 +106,16 @@ def test_held_out_rows_of_the_calibration_set_may_be_the_text(tmp_path: Path, ti
     assert all("of a hundred rows" in text.text and text.set == "held-out rows of hundred" for text in held_out)
     again = asked.calibration.model_copy(update={"seed": 5}) if asked.calibration is not None else None
     assert read_questions(asked.model_copy(update={"calibration": again}), tiny_llama).windows == questions.windows
+    assert questions.notes == ()
+
+
+def test_a_domain_of_the_held_out_rows_without_a_window_is_noted(tmp_path: Path, tiny_llama: Path) -> None:
+    asked = calibrated(tmp_path, "holdout: {frac: 0.3}\n")
+    (tmp_path / "few.txt").write_text("".join(f"{n}: the {n}th of a few rows\n" for n in range(12)))
+    with (tmp_path / "set.yaml").open("a") as file:
+        file.write("  - {path: few.txt, text_rows: line, domain: few}\n")
+    [note] = read_questions(asked, tiny_llama).notes
+    assert note.startswith("held-out rows: 4 windows, 2 domains: 1 is not measured, few (")
 
 
 def test_set_that_holds_nothing_out_cannot_be_evaluated_on(tmp_path: Path, tiny_llama: Path) -> None:

@@ -1,48 +1,45 @@
 """The rows that a set holds out, as windows of tokens to evaluate on: rendered and redacted like those of a build.
 
-A pass of its own over the set. Which windows come out follows from the set, its ``holdout``, the tokenizer and
-``seed``, not from what is calibrated on. Memory follows the number of tokens asked for.
+A pass of its own over the set. Which windows come out follows from the set, its ``holdout`` and the tokenizer, not from
+what is calibrated on, nor with which seed. Memory follows the number of tokens asked for.
 """
 
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from quantpipe.calibration.build import open_renderer
 from quantpipe.calibration.calibration_set import BuildContext
 from quantpipe.calibration.candidates import Candidates
 from quantpipe.calibration.definition import Holdout, SetDefinition
+from quantpipe.calibration.held_out_windows import SEVERAL, Cutter, DomainPools, HeldOutWindow, cut_windows
 from quantpipe.calibration.holdout import holdout_key, is_held_out
 from quantpipe.calibration.leakage import EvalText
 from quantpipe.calibration.normal_text import normal_text
-from quantpipe.calibration.pool import Entry, Pool, ranking
-from quantpipe.calibration.redaction import open_redactor
-from quantpipe.calibration.rows import RowProblems, Sample, SourceReading, sample_text
+from quantpipe.calibration.pool import ranking
+from quantpipe.calibration.redaction import Redactor, open_redactor
+from quantpipe.calibration.rows import RowProblems, SourceReading, sample_text
 from quantpipe.calibration.sample_stream import read_samples
 from quantpipe.errors import DataError
 from quantpipe.report import Progress, no_progress
 
-SEVERAL = "several domains"
+SEED = 0  # of placeholders and of text that a model writes: calibration.seed changes no window
 CHARS_PER_TOKEN = 16
+LONGEST_NAME, MOST_WORDS = 40, 4  # a longer name of a domain may be text of a row
 POOL_GROWTH = 4
-MOST_DOMAINS = 256  # rows of any further domain count as of several
-
-
-@dataclass(frozen=True)
-class HeldOutWindow:
-    """Token ids to evaluate on, all of one domain; of rows that fill no window of their own, of several."""
-
-    domain: str
-    token_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Windows of one length, and the texts of the rows in them, for calibration rows to be compared with."""
+    """Windows of one length, and the texts of the rows in them, for calibration rows to be compared with.
+
+    ``notes`` are sentences for the user about what is not measured.
+    """
 
     windows: tuple[HeldOutWindow, ...]
     texts: tuple[EvalText, ...]
+    notes: tuple[str, ...] = ()
 
     def by_domain(self) -> dict[str, list[tuple[int, ...]]]:
         """The windows of each domain, domains by name."""
@@ -55,17 +52,19 @@ def read_held_out(
     tokenizer_folder: Path,
     num_windows: int,
     window_tokens: int,
-    seed: int = 0,
     context: BuildContext = BuildContext(),  # noqa: B008  # frozen and empty
     progress: Progress = no_progress,
+    equally: bool = False,
 ) -> HeldOut:
-    """``num_windows`` windows of ``window_tokens`` from the rows that the set holds out; domains take turns, by name.
+    """``num_windows`` windows of ``window_tokens`` from the rows that the set holds out.
 
+    Domains have windows in proportion to their held-out characters (``equally``: as many each), by largest remainders;
+    of equal ones those come first whose names have the lowest hash. A domain too small for a window gets none.
     Rows are taken in an order that follows from their texts, without near duplicates. Those of one domain are laid end
     to end and cut, each closed by its EOS; with ``packing: truncate`` each window is the beginning of one row. Of
-    domains too small for a further window the rest is laid end to end, and makes windows of several domains.
-    ``context`` says where libraries may cache and who writes text for ``kind: self``, which ``seed`` is for; its
-    evaluation texts are not looked at. DataError where the set holds nothing out or too little, with the counts.
+    domains too small for the windows they would have the rest is laid end to end, and makes windows of several domains.
+    ``context`` says where libraries may cache and who writes text for ``kind: self``; its evaluation texts are not
+    looked at. DataError where the set holds nothing out or too little, with the counts.
     """
     holdout = definition.header.holdout
     if holdout is None:
@@ -73,101 +72,84 @@ def read_held_out(
     renderer = open_renderer(definition, tokenizer_folder)
     max_chars = CHARS_PER_TOKEN * num_windows * window_tokens
     while True:
-        pools = _read(definition, holdout, max_chars, seed, context, progress)
-        problems = RowProblems(is_dropping=definition.header.bad_rows == "drop")
+        pools = _read(definition, holdout, max_chars, context, progress)
+        is_dropping, is_truncating = definition.header.bad_rows == "drop", definition.header.packing == "truncate"
         section = definition.header.redact
-        redactors = [open_redactor(section, definition.folder, definition.name, seed) for _ in definition.sources]
-        is_truncating = definition.header.packing == "truncate"
+        redactors = [open_redactor(section, definition.folder, definition.name, SEED) for _ in definition.sources]
+        problems = RowProblems(is_dropping=is_dropping)
         candidates = Candidates(definition, renderer, redactors, problems, window_tokens if is_truncating else 1)
+        whole = {name: pool.limit is None for name, pool in pools.items()}
         cutters = [
-            _Cutter(name, deque(pools[name].entries()), candidates, window_tokens, is_truncating)
-            for name in sorted(pools)
+            Cutter(
+                name,
+                1.0 if equally else max(1, pool.num_chars),
+                deque(pool.entries()),
+                candidates,
+                window_tokens,
+                is_truncating,
+            )
+            for name, pool in pools.items()
         ]
-        windows = _in_turns(cutters, num_windows, window_tokens)
+        windows = cut_windows(cutters, num_windows, window_tokens)
         problems.raise_if_any()
-        if len(windows) == num_windows:
-            texts = [text for cutter in cutters for text in cutter.texts(definition.name)]
-            return HeldOut(tuple(windows), tuple(texts))
-        if all(pool.limit is None for pool in pools.values()):
-            raise DataError(_too_few(definition, pools, len(windows), num_windows, window_tokens))
-        max_chars *= POOL_GROWTH
+        if any(cutter.is_dry and not whole[cutter.domain] for cutter in cutters):
+            max_chars *= POOL_GROWTH
+            continue
+        if len(windows) < num_windows:
+            num_rows = sum(pool.num_rows for _, pool in pools.items())
+            raise DataError(_too_few(definition, num_rows, len(windows), num_windows, window_tokens))
+        texts = [text for cutter in cutters for text in _texts(cutter, definition.name)]
+        return HeldOut(tuple(windows), tuple(texts), tuple(_notes(pools, cutters, redactors, num_windows)))
 
 
 def _read(
-    definition: SetDefinition, holdout: Holdout, max_chars: int, seed: int, context: BuildContext, progress: Progress
-) -> dict[str, Pool[Sample]]:
+    definition: SetDefinition, holdout: Holdout, max_chars: int, context: BuildContext, progress: Progress
+) -> DomainPools:
     """The held-out rows of each domain, as far as they fit its pool. DataError for rows that cannot be used."""
-    problems, rank = RowProblems(is_dropping=definition.header.bad_rows == "drop"), ranking(0)
-    pools: dict[str, Pool[Sample]] = {}
+    problems, rank = RowProblems(is_dropping=definition.header.bad_rows == "drop"), ranking(SEED)
+    pools = DomainPools(max_chars)
     for index, source in enumerate(progress(definition.sources, len(definition.sources), "held-out rows")):
         for sample in read_samples(
-            source, index, definition.folder, problems, SourceReading(), context.work_folder, seed, context.generate
+            source, index, definition.folder, problems, SourceReading(), context.work_folder, SEED, context.generate
         ):
             text = sample_text(sample)
             if is_held_out(holdout_key(sample.group, text), holdout.salt, holdout.frac):
-                name = sample.domain if sample.domain in pools or len(pools) < MOST_DOMAINS else SEVERAL
-                pool = pools.setdefault(name, Pool(max_chars))
-                pool.offer(rank(normal_text(text)), sample, len(text))
+                pools.pool(sample.domain).offer(rank(normal_text(text)), sample, len(text))
     problems.raise_if_any()
     return pools
 
 
-@dataclass
-class _Cutter:
-    """Rows of one domain in, windows out, as they are asked for; ``rest`` holds the tokens that fill no window yet."""
-
-    domain: str
-    waiting: deque[Entry[Sample]]
-    candidates: Candidates
-    window_tokens: int
-    is_truncating: bool
-    rest: list[int] = field(default_factory=list)
-    used: list[Sample] = field(default_factory=list)
-    label: str = SEVERAL
-
-    def next_window(self) -> HeldOutWindow | None:
-        """The next window; None where no row is left and the rest is too short."""
-        while len(self.rest) < self.window_tokens:
-            if not self.waiting:
-                return None
-            sample = self.waiting[0].item
-            candidate = self.candidates.prepare(self.waiting.popleft())
-            if candidate is not None:
-                self.label = candidate.domain if sample.domain == self.domain else SEVERAL  # as it was redacted
-                self.rest += candidate.token_ids.tolist()
-                self.used.append(sample)
-        window = HeldOutWindow(self.label, tuple(self.rest[: self.window_tokens]))
-        self.rest = [] if self.is_truncating else self.rest[self.window_tokens :]
-        return window
-
-    def texts(self, set_name: str) -> Iterator[EvalText]:
-        """The rows that were used, as texts that no calibration row may overlap."""
-        for sample in self.used:
-            yield EvalText(f"held-out rows of {set_name}", sample.where, sample_text(sample), is_held_out=True)
+def _texts(cutter: Cutter, set_name: str) -> Iterator[EvalText]:
+    """The rows that were used, as texts that no calibration row may overlap."""
+    for sample in cutter.used:
+        yield EvalText(f"held-out rows of {set_name}", sample.where, sample_text(sample), is_held_out=True)
 
 
-def _in_turns(cutters: list[_Cutter], num_windows: int, window_tokens: int) -> list[HeldOutWindow]:
-    """At most ``num_windows``: one of each domain in turn, and then what is left of all of them, laid end to end."""
-    windows: list[HeldOutWindow] = []
-    turns = deque(cutters)
-    while turns and len(windows) < num_windows:
-        window = turns[0].next_window()
-        if window is None:
-            turns.popleft()
-        else:
-            windows.append(window)
-            turns.rotate(-1)
-    rest = [token_id for cutter in cutters for token_id in cutter.rest]
-    for start in range(0, len(rest) - window_tokens + 1, window_tokens):
-        if len(windows) < num_windows:
-            windows.append(HeldOutWindow(SEVERAL, tuple(rest[start : start + window_tokens])))
-    return windows
+def _notes(
+    pools: DomainPools, cutters: Sequence[Cutter], redactors: Sequence[Redactor], num_windows: int
+) -> Iterator[str]:
+    """Which domains have no window, the largest of them by name, as far as that does not look like data."""
+    named = [(name, pool) for name, pool in pools.items() if name != SEVERAL or not pools.has_more]
+    measured = {cutter.domain for cutter in cutters if cutter.is_measured}
+    missing = sorted((each for each in named if each[0] not in measured), key=lambda each: -each[1].num_chars)
+    if not missing:
+        return
+    num_chars = sum(pool.num_chars for _, pool in pools.items())
+    name, largest = missing[0]
+    label = redactors[largest.entries()[0].item.source].redact(name)
+    is_name = len(label) <= LONGEST_NAME and len(label.split()) <= MOST_WORDS
+    shown = label if is_name and label else f"(a name of {len(name)} characters)"
+    of_text = f"{100 * largest.num_chars / num_chars:.2g} % of the held-out text"
+    more = "more than " if pools.has_more else ""
+    yield (
+        f"held-out rows: {num_windows} windows, {more}{len(named)} domains: "
+        + (f"1 is not measured, {shown} ({of_text})" if len(missing) == 1 else "")
+        + (f"{len(missing)} are not measured, such as {shown} ({of_text})" if len(missing) > 1 else "")
+        + "; raise num_windows to measure more"
+    )
 
 
-def _too_few(
-    definition: SetDefinition, pools: dict[str, Pool[Sample]], num_found: int, num_windows: int, window_tokens: int
-) -> str:
-    num_rows = sum(pool.num_rows for pool in pools.values())
+def _too_few(definition: SetDefinition, num_rows: int, num_found: int, num_windows: int, window_tokens: int) -> str:
     return (
         f"{definition.file}: the {num_rows:,} rows that holdout keeps out give {num_found} windows of {window_tokens} "
         f"tokens; {num_windows} are needed, so raise holdout.frac, or lower num_windows or window_tokens"

@@ -83,6 +83,22 @@ class Pool(Generic[Item]):
             self._shrink_group(group, self._max_group_chars)
         self._shrink()
 
+    def absorb(self, other: "Pool[Item]") -> None:
+        """Take over what another pool of this size, without groups, holds and has counted."""
+        for entry in other.entries():
+            held = self._entries.get(entry.rank)
+            if held is not None:
+                held.num_copies += entry.num_copies
+            elif self.limit is None or entry.rank < self.limit:
+                self._add(entry)
+        self.num_rows += other.num_rows
+        self.num_chars += other.num_chars
+        if other.limit is not None:
+            self.limit = other.limit if self.limit is None else min(self.limit, other.limit)
+            for rank in [rank for rank in self._entries if rank >= self.limit]:
+                self._remove(rank)
+        self._shrink()
+
     def __len__(self) -> int:
         return len(self._entries)
 

@@ -185,7 +185,7 @@ class DivergenceSection(Section):
     """A text file, or a folder of `.txt` files."""
     holdout: bool = False
     """Whether the text is instead what the calibration set holds out: rows that are never calibrated on, redacted and
-    rendered as the set says, a window of one domain after one of the next."""
+    rendered as the set says, by domain in proportion to its text."""
     num_windows: Annotated[int, Field(ge=2)] = 16
     """How many windows are cut from the text."""
     window_tokens: Annotated[int, Field(ge=2)] = 256
