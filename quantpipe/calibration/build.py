@@ -103,7 +103,7 @@ def _finish(request: BuildRequest, renderer: Renderer, found: Survey) -> Calibra
     problems = RowProblems(is_dropping=header.bad_rows == "drop")
     candidates = Candidates(definition, renderer, redactors, problems, least_tokens=unit)
     selection = select(definition, cells, candidates, budget.num_tokens, unit)
-    problems.raise_if_any()
+    candidates.raise_if_refused()
     drops = [dropped_rows(*each) for each in zip(found.readings, candidates.tallies, strict=True)]
     check_size(definition, selection, budget, request.allow_shortfall, drops)
     packed = _pack(header.packing, selection, budget.sequence_length, renderer.eos)
@@ -122,7 +122,7 @@ def _finish(request: BuildRequest, renderer: Renderer, found: Survey) -> Calibra
         notes=(
             *_bad_rows(definition, found, candidates),
             *selection.notes,
-            *_notes(packed, budget, renderer.num_double_bos),
+            *_notes(packed, budget, renderer),
         ),
         position_ids=packed.position_ids,
         documents=documents,
@@ -164,7 +164,7 @@ def _bad_rows(definition: SetDefinition, found: Survey, candidates: Candidates) 
             yield f"calibration: {text} ({counted(bad)}); correct the file, or what the set says of it"
 
 
-def _notes(packed: Packed, budget: Budget, num_double_bos: int) -> Iterator[str]:
+def _notes(packed: Packed, budget: Budget, renderer: Renderer) -> Iterator[str]:
     num_built, num_used = len(packed.token_ids), len(packed.pieces)
     if num_built < budget.num_sequences:
         yield f"calibration: {num_built} of {budget.num_sequences} sequences, as allow_shortfall permits"
@@ -174,6 +174,7 @@ def _notes(packed: Packed, budget: Budget, num_double_bos: int) -> Iterator[str]
     mean_tokens = packed.token_ids.size / num_used
     if mean_tokens < MIN_MEAN_TOKENS:
         yield f"calibration: samples are very short ({mean_tokens:.1f} tokens on average); give longer ones"
-    if num_double_bos:
-        samples = "sample" if num_double_bos == 1 else "samples"
-        yield f"calibration: {num_double_bos} {samples} began with more than one BOS; one was kept"
+    for num, end, token in ((renderer.num_double_bos, "began", "BOS"), (renderer.num_double_eos, "ended", "EOS")):
+        if num:
+            samples = "sample" if num == 1 else "samples"
+            yield f"calibration: {num} {samples} {end} with more than one {token}; one was kept"

@@ -4,6 +4,7 @@ Rows come one at a time, in an order that follows from their ranks, so that what
 count, follows from the rows and the seed alone.
 """
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,8 @@ from quantpipe.calibration.normal_text import normal_digest
 from quantpipe.calibration.pool import Entry
 from quantpipe.calibration.redaction import Redactor
 from quantpipe.calibration.rendering import Renderer
-from quantpipe.calibration.rows import BAD_ROW, UNKNOWN_LANGUAGE, RowProblems, Sample, sample_text
+from quantpipe.calibration.rows import BAD_ROW, MOST_SHOWN, UNKNOWN_LANGUAGE, RowProblems, Sample, sample_text
+from quantpipe.errors import DataError
 
 EXACT_DUPLICATE, NEAR_DUPLICATE = "exact duplicate", "near duplicate"
 SHORT, GROUP_CAP = "shorter than a sequence", "over the group cap"
@@ -79,6 +81,8 @@ class Candidates:
         tally.dropped[EXACT_DUPLICATE] += entry.num_copies - 1
         text = sample_text(sample)
         digest = normal_digest(text)
+        if self._least_tokens > 1 and not self._can_be_long_enough(sample, tally):
+            return None
         if digest in self._seen:
             tally.dropped[EXACT_DUPLICATE] += 1
             return None
@@ -121,10 +125,39 @@ class Candidates:
             return detect(text, self._definition.header.languages)
         return sample.language
 
+    def raise_if_refused(self) -> None:
+        """Raise DataError with one line for each row that could not be rendered, unless such rows are dropped."""
+        self._problems.lines[:] = self._refused
+        self._problems.raise_if_any()
+
+    def _can_be_long_enough(self, sample: Sample, tally: SourceTally) -> bool:
+        """Whether a row has the tokens before redaction: of short rows nearly all end here, before the slow checks."""
+        most = self._renderer.most_tokens(sample)
+        if most is None or most >= self._least_tokens:
+            most = self._renderer.num_tokens(sample, self._problems)
+        if most is None:
+            self._drop_refused(tally)
+            return False
+        if most < self._least_tokens:
+            tally.dropped[SHORT] += 1
+            return False
+        return True
+
+    def _drop_refused(self, tally: SourceTally) -> None:
+        """Count a row that cannot be rendered. Raises DataError where there are as many as an error shows."""
+        tally.dropped[BAD_ROW] += 1
+        if self._problems.num_rows >= MOST_SHOWN and not self._problems.is_dropping:
+            raise DataError("\n".join([*self._refused, "... the other rows were not tried"]))
+
+    @property
+    def _refused(self) -> list[str]:
+        """The problems by file and number of the row: rows are looked at in another order."""
+        return sorted(self._problems.lines, key=lambda line: [_number(part) for part in re.split(r"(\d+)", line)])
+
     def _token_ids(self, sample: Sample, tally: SourceTally) -> list[int] | None:
         [token_ids] = self._renderer.encode([sample], self._problems)
         if token_ids is None:
-            tally.dropped[BAD_ROW] += 1
+            self._drop_refused(tally)
             return None
         if len(token_ids) < self._least_tokens:
             tally.dropped[SHORT] += 1
@@ -132,3 +165,7 @@ class Candidates:
         tally.num_passed += 1
         tally.num_passed_tokens += len(token_ids)
         return token_ids
+
+
+def _number(part: str) -> tuple[int, str]:
+    return (int(part), "") if part.isdecimal() else (0, part)

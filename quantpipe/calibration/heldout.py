@@ -91,7 +91,7 @@ def read_held_out(
             for name, pool in pools.items()
         ]
         windows = cut_windows(cutters, num_windows, window_tokens)
-        problems.raise_if_any()
+        candidates.raise_if_refused()
         if any(cutter.is_dry and not whole[cutter.domain] for cutter in cutters):
             max_chars *= POOL_GROWTH
             continue

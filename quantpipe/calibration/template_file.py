@@ -76,6 +76,7 @@ class TemplateFile:
 
     def __init__(self, file: Path) -> None:
         """Raises DataError where the file cannot be read, is no template, or uses a variable that there is not."""
+        self.file = file
         self.text = _read(file)
         self.limits = "\n".join((STEPS_LIMIT, CHARS_LIMIT, DEPTH_LIMIT, PRODUCT_LIMIT))
         self._sandbox = _Sandbox()
@@ -114,8 +115,8 @@ class TemplateFile:
                 if num_chars > MAX_CHARS:
                     raise LimitError(CHARS_LIMIT)
                 pieces.append(piece)
-        except RecursionError:
-            raise LimitError(DEPTH_LIMIT) from None
+        except RecursionError as error:
+            raise LimitError(DEPTH_LIMIT).with_traceback(error.__traceback__) from None
         return "".join(pieces)
 
 

@@ -1,5 +1,6 @@
 """Samples as token ids: the template's text, one BOS at most, one EOS at the end."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -67,12 +68,14 @@ def test_text_reads_as_it_was_given(make_tokenizer: Make) -> None:
 
 
 def test_conversation_that_the_template_refuses_is_one_line(make_tokenizer: Make) -> None:
-    problems = RowProblems()
+    problems, folder = RowProblems(), make_tokenizer(template=REFUSING)
     twice = Sample("rows.jsonl:7", ({"role": "user", "content": "a"}, {"role": "user", "content": "b"}))
-    encoded = Renderer(make_tokenizer(template=REFUSING)).encode([twice, CONVERSATION], problems)
+    encoded = Renderer(folder).encode([twice, CONVERSATION], problems)
     assert encoded[0] is None
     assert encoded[1] is not None
-    assert problems.lines == ["rows.jsonl:7: the chat template refuses this sample: roles must alternate"]
+    assert problems.lines == [
+        f"rows.jsonl:7: the chat template refuses this sample: {folder}/chat_template.jinja:1: roles must alternate"
+    ]
 
 
 def test_tokenizer_without_eos_is_refused(make_tokenizer: Make) -> None:
@@ -90,3 +93,59 @@ def test_missing_empty_or_broken_tokenizer_folder_is_refused(tmp_path: Path, mak
     (folder / "tokenizer.json").write_text("{}")
     with pytest.raises(DataError, match="model: holds no tokenizer"):
         Renderer(folder)
+
+
+def same_bos_and_eos(folder: Path) -> Path:
+    """The tokenizer as one that begins and ends every text with the same token."""
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"bos_token": "</s>"}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("end", "num_eos"),
+    [(" \n", 0), ("</s>", 1), ("</s>\n", 1), ("  \n</s>", 1), ("</s></s>\n", 2), (" </s>\n\n</s> </s>\n ", 3)],
+)
+@pytest.mark.parametrize("kind", ["text", "file", "chat"])
+@pytest.mark.parametrize("is_same", [False, True])
+def test_whatever_eos_and_white_space_end_a_sample_one_eos_is_left(
+    make_tokenizer: Make, tmp_path: Path, end: str, num_eos: int, kind: str, is_same: bool
+) -> None:
+    template = "{% for m in messages %}{{ m['content'] }}{% endfor %}" + end.replace("\n", "{{ '\\n' }}")
+    folder = make_tokenizer(template=template)
+    expected = encode(folder, Sample("", "ab"))
+    if is_same:
+        same_bos_and_eos(folder)
+    (tmp_path / "t.jinja").write_text("{{ text }}" + end + "{{ '' }}")
+    renderer = Renderer(folder, {0: tmp_path / "t.jinja"} if kind == "file" else {})
+    sample = CONVERSATION if kind == "chat" else Sample("", "ab" + end if kind == "text" else "ab")
+    assert renderer.encode([sample], RowProblems()) == expected
+    assert renderer.num_double_eos == (num_eos > 1)
+
+
+def test_a_beginning_that_is_the_eos_stays_and_one_inside_too(make_tokenizer: Make) -> None:
+    folder = same_bos_and_eos(make_tokenizer())
+    [token_ids] = encode(folder, Sample("", "</s>a</s> b</s>"))
+    assert [i for i, token in enumerate(token_ids) if token == EOS] == [0, 2, len(token_ids) - 1]
+
+
+@pytest.mark.parametrize("text", ["</s>", "<s>", " </s>\n</s> ", "<s></s>"])
+def test_a_sample_of_special_tokens_alone_is_refused(make_tokenizer: Make, text: str) -> None:
+    problems = RowProblems()
+    assert Renderer(make_tokenizer()).encode([Sample("r:1", text)], problems) == [None]
+    assert problems.lines == [
+        "r:1: the text holds nothing but special tokens; fill it, or leave such rows out with bad_rows: drop"
+    ]
+    chat = Renderer(make_tokenizer(template="{{ bos_token }}{{ eos_token }}\n", name="other"))
+    assert chat.encode([CONVERSATION], problems) == [None]
+    assert problems.lines[1] == "rows.jsonl:1: the chat template writes nothing for this sample; correct the template"
+
+
+def test_the_fault_of_a_chat_template_is_named_by_file_and_line(make_tokenizer: Make) -> None:
+    folder, problems = (
+        make_tokenizer(template="{% for m in messages %}\n{{ m.said + '' }}\n{% endfor %}"),
+        RowProblems(),
+    )
+    Renderer(folder).encode([CONVERSATION], problems)
+    [line] = problems.lines
+    assert line.endswith(f"refuses this sample: {folder}/chat_template.jinja:2: m.said: no such attribute")
