@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from quantpipe.calibration.candidates import GROUP_CAP, Candidate, Candidates
 from quantpipe.calibration.pool import Pool
+from quantpipe.calibration.quotas import cut
 from quantpipe.calibration.rows import Sample
 
 MIN_CUT_TOKENS = 16
@@ -97,11 +98,8 @@ class Cell:
 
     def taken(self, num_tokens: int) -> Iterator[tuple[Candidate, int]]:
         """The candidates that give the first ``num_tokens``, with the tokens used of each: the last may be cut."""
-        for candidate, allowed in self.chosen:
-            if num_tokens <= 0:
-                return
-            yield candidate, min(allowed, num_tokens)
-            num_tokens -= allowed
+        taken = cut([allowed for _, allowed in self.chosen], num_tokens)
+        yield from ((candidate, used) for (candidate, _), used in zip(self.chosen, taken, strict=False))
 
     def _usable(self, candidate: Candidate) -> int:
         return self._unit if self._unit > 1 else len(candidate.token_ids)

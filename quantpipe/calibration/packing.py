@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from quantpipe.calibration.quotas import cut
+
 Ids = npt.NDArray[np.int64]
 
 
@@ -36,14 +38,9 @@ class Packed:
 
 def pack(pieces: Sequence[Piece], sequence_length: int, eos: int) -> Packed:
     """Lay pieces end to end and cut whole blocks; what is left over at the end is not used."""
-    num_left = sum(piece.num_taken for piece in pieces) // sequence_length * sequence_length
-    used = []
-    for piece in pieces:
-        num_taken = min(piece.num_taken, num_left)
-        if num_taken == 0:
-            break
-        used.append(Piece(piece.index, piece.token_ids, num_taken))
-        num_left -= num_taken
+    sizes = [piece.num_taken for piece in pieces]
+    taken = cut(sizes, sum(sizes) // sequence_length * sequence_length)
+    used = [Piece(piece.index, piece.token_ids, num) for piece, num in zip(pieces, taken, strict=False)]
     row = np.concatenate([np.zeros(0, dtype=np.int64), *(_closed(piece, eos) for piece in used)])
     return Packed(row.reshape(-1, sequence_length), None, tuple(used))
 

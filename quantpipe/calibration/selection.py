@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from quantpipe.calibration.candidates import Candidate, Candidates
 from quantpipe.calibration.cells import Cell, GroupCap
 from quantpipe.calibration.definition import SetDefinition
-from quantpipe.calibration.quotas import Portions, divide
+from quantpipe.calibration.quotas import LEAST_TOKENS, Portions, divide, join_small
 from quantpipe.calibration.sources import RowKeys, Source
 
 ESTIMATE_ROWS = 16  # rows of each stratum from which the number of its tokens is estimated
@@ -42,8 +42,9 @@ def select(
     sources = definition.sources
     shares = [_cell_shares(definition, of_source, candidates) for of_source in cells]
     source_shares = _source_shares(sources, shares)
-    num_units = num_tokens // unit
-    asked = [part * unit for part in divide(num_units, source_shares)] if any(source_shares) else [0] * len(sources)
+    num_units, least = num_tokens // unit, LEAST_TOKENS if unit == 1 else 1
+    shared = divide(num_units, source_shares) if any(source_shares) else [0] * len(sources)
+    asked = [part * unit for part in join_small(shared, [0] * len(sources), least)]
     for source, of_source, tokens in zip(sources, cells, asked, strict=True):
         _cap_groups(source, of_source, tokens, unit)
 
@@ -52,10 +53,10 @@ def select(
             return cells[source][index].fill(amount * unit, candidates) // unit
 
         spread = shares[source] if definition.header.allocation == "proportional" else [1.0] * len(cells[source])
-        return Portions(spread, fill)
+        return Portions(spread, fill, least)
 
     portions = [filling(index) for index in range(len(sources))]
-    total = Portions(source_shares, lambda index, amount: portions[index].grow_to(amount))
+    total = Portions(source_shares, lambda index, amount: portions[index].grow_to(amount), least)
     total.grow_to(num_units)
     chosen = [
         piece
@@ -69,7 +70,7 @@ def select(
         num_tokens_asked=tuple(asked),
         num_tokens_held=tuple(held * unit for held in total.held),
         is_estimate=tuple(not all(cell.is_exhausted for cell in of_source) for of_source in cells),
-        notes=tuple(_notes(definition, cells, portions)),
+        notes=(*_too_small(sources, shared, asked), *_notes(definition, cells, portions)),
     )
 
 
@@ -98,7 +99,8 @@ def _cap_groups(source: Source, cells: Sequence[Cell], num_tokens: int, unit: in
     frac = group_frac_of(source)
     if frac >= 1.0:
         return
-    cap = GroupCap(max(1, int(frac * num_tokens / unit)) * unit)
+    least = LEAST_TOKENS if unit == 1 else 1
+    cap = GroupCap(max(least, int(frac * num_tokens / unit)) * unit)
     for cell in cells:
         cell.cap = cap
 
@@ -108,6 +110,12 @@ def _look_at_rest(cells: Sequence[Sequence[Cell]], candidates: Candidates) -> No
     if all(cell.is_complete for cell in every) and sum(cell.num_chars for cell in every) <= LOOK_AT_REST_CHARS:
         for cell in every:
             cell.look_at_rest(candidates)
+
+
+def _too_small(sources: Sequence[Source], shared: Sequence[int], asked: Sequence[int]) -> Iterator[str]:
+    for source, share, tokens in zip(sources, shared, asked, strict=True):
+        if share and not tokens:
+            yield f"calibration: {source.label}: a share of {share} tokens is too small for a row; another gives them"
 
 
 def _notes(definition: SetDefinition, cells: Sequence[Sequence[Cell]], portions: Sequence[Portions]) -> Iterator[str]:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quantpipe.calibration.packing import Piece, pack, pack_separately, truncate
+from quantpipe.calibration.quotas import cut
 
 EOS = 0
 
@@ -22,11 +23,13 @@ def pieces(draw: st.DrawFn) -> list[Piece]:
 @given(given=pieces(), sequence_length=st.integers(1, 10))
 def test_blocks_are_the_pieces_end_to_end_each_closed_by_eos(given: list[Piece], sequence_length: int) -> None:
     packed = pack(given, sequence_length, EOS)
-    everything = [token for piece in given for token in [*piece.token_ids[: piece.num_taken - 1], EOS]]
-    num_tokens = len(everything) // sequence_length * sequence_length
-    expected = everything[:num_tokens]
-    if packed.pieces and packed.pieces[-1].num_taken < given[packed.pieces[-1].index].num_taken:
-        expected[-1] = EOS  # the last block ends inside a sample
+    sizes = [piece.num_taken for piece in given]
+    num_tokens = sum(sizes) // sequence_length * sequence_length
+    expected = [
+        token
+        for piece, num_taken in zip(given, cut(sizes, num_tokens), strict=False)
+        for token in [*piece.token_ids[: num_taken - 1], EOS]
+    ]
     assert packed.token_ids.shape == (num_tokens // sequence_length, sequence_length)
     assert packed.token_ids.dtype == np.int64
     assert packed.token_ids.ravel().tolist() == expected

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from quantpipe.calibration.quotas import Portions, divide
+from quantpipe.calibration.quotas import LEAST_TOKENS, Portions, cut, divide, join_small
 
 SHARES = st.lists(st.floats(0, 1e6, allow_nan=False), min_size=1, max_size=8)
 
@@ -49,6 +49,44 @@ def test_what_a_dry_part_lacks_goes_to_the_others(totals: list[int], parts: list
 def test_while_no_part_is_dry_the_division_is_the_plain_one() -> None:
     assert filled([1, 2, 1], [90, 90, 90]) == divide(100, [1, 2, 1])
     assert filled([1, 2, 1], [90, 20, 90]) == [40, 20, 40]
+
+
+@given(sizes=st.lists(st.integers(1, 40), max_size=12), total=st.integers(0, 300))
+def test_a_row_is_cut_to_no_less_than_makes_sense_and_the_sum_is_exact(sizes: list[int], total: int) -> None:
+    taken = cut(sizes, total)
+    assert sum(taken) == min(total, sum(sizes))
+    is_cut = [num < size for num, size in zip(taken, sizes, strict=False)]
+    assert sum(is_cut) <= 2
+    if len(taken) > 1 and max(sizes[: len(taken) - 1]) >= 2 * LEAST_TOKENS:
+        assert all(num >= LEAST_TOKENS for num, short in zip(taken, is_cut, strict=True) if short)
+    if len(taken) > 1 and max(sizes[: len(taken) - 1]) > 2:
+        assert all(num > 1 for num, short in zip(taken, is_cut, strict=True) if short)
+
+
+def test_what_a_cut_row_lacks_comes_from_the_nearest_that_can_give_it() -> None:
+    assert cut([20, 20, 20], 60) == [20, 20, 20]
+    assert cut([20, 20, 20], 50) == [20, 20, 10]
+    assert cut([20, 20, 20], 41) == [20, 13, 8]
+    assert cut([20, 10, 20], 31) == [13, 10, 8]
+    assert cut([4, 4, 4], 9) == [4, 3, 2]
+    assert cut([20, 5, 5], 25) == [20, 5]
+
+
+@given(parts=st.lists(st.tuples(st.integers(0, 30), st.sampled_from([0, 0, 9])), min_size=1, max_size=6))
+def test_small_amounts_are_joined_to_the_largest(parts: list[tuple[int, int]]) -> None:
+    amounts, held = [amount for amount, _ in parts], [each for _, each in parts]
+    joined = join_small(amounts, held, LEAST_TOKENS)
+    assert sum(joined) == sum(amounts)
+    small = [amount for amount, each in zip(joined, held, strict=True) if not each and 0 < amount < LEAST_TOKENS]
+    assert small in ([], [sum(amounts)])
+    assert join_small(joined, held, LEAST_TOKENS) == joined
+
+
+def test_parts_that_grow_get_no_small_first_amount() -> None:
+    stocks = [100, 100, 40]
+    portions = Portions([1, 0.05, 1], lambda i, amount: min(amount, stocks[i]), least=8)
+    assert (portions.grow_to(60), portions.held) == (60, [31, 0, 29])
+    assert (portions.grow_to(150), portions.held) == (150, [100, 10, 40])
 
 
 def filled(shares: list[float], stocks: list[int]) -> list[int]:

@@ -111,6 +111,34 @@ def test_a_field_with_too_many_values_makes_no_strata(tmp_path: Path, make_token
         build_calibration(folder, make_tokenizer(), Budget(10, 100))
 
 
+@pytest.mark.parametrize("length", [98, 99, 100, 101, 102, 103, 107, 113])
+@pytest.mark.parametrize("keys", ["", "language: {field: lang}", "group: who, max_group_frac: 0.2"])
+def test_no_row_is_cut_to_a_few_tokens(tmp_path: Path, make_tokenizer: Make, length: int, keys: str) -> None:
+    rng = random.Random(2)
+    rows = [{**row, "lang": rng.choice("abc"), "who": rng.choice("defghij")} for row in varied(80)]
+    header = "stratify: [language]" if "language" in keys else ""
+    folder = write_set(tmp_path / "set", {"a": rows, "b": varied(40, 99, seed=1, lang="a", who="d")}, keys, header)
+    built = build_calibration(folder, make_tokenizer(), Budget(7, length), allow_shortfall=True)
+    assert built.is_short == ("group" in keys)  # source b is one customer
+    assert built.token_ids.size == sum(used(built).values())
+    assert min(each.num_tokens_used for each in built.documents) >= 8
+
+
+def test_a_share_that_is_too_small_for_a_row_goes_to_another_source_with_a_note(
+    tmp_path: Path, make_tokenizer: Make
+) -> None:
+    rows = {"a@weight: 1": varied(40), "b@weight: 0.004": varied(40, seed=1), "c@weight: 0.02": varied(40, seed=2)}
+    built = build_calibration(write_set(tmp_path / "set", rows), make_tokenizer(), Budget(10, 100))
+    assert used(built) == {"a": 981, "b": 0, "c": 19}
+    assert built.notes[0] == "calibration: b: a share of 4 tokens is too small for a row; another gives them"
+
+
+def test_a_tiny_budget_gives_each_group_enough_for_a_row(tmp_path: Path, make_tokenizer: Make) -> None:
+    rows = [{**row, "who": f"c{i}"} for i, row in enumerate(varied(40))]
+    built = build_calibration(write_set(tmp_path / "set", {"a": rows}, "group: who"), make_tokenizer(), Budget(1, 40))
+    assert [each.num_tokens_used for each in built.documents] == [8] * 5
+
+
 def test_one_customer_gives_no_more_than_its_cap(tmp_path: Path, make_tokenizer: Make) -> None:
     rng = random.Random(0)
     rows = [*varied(300, who="loud"), *[{**row, "who": f"c{i}"} for i, row in enumerate(varied(80, seed=1))]]
