@@ -99,7 +99,7 @@ def test_samples_of_a_prompt_are_choices_that_end_one_by_one(make_engine: MakeEn
     async def use(engine_loop: EngineLoop) -> None:
         two = dataclasses.replace(ENDLESS, n=2, max_tokens=30)
         submission = await engine_loop.submit([((1,), SamplingParams()), ((2, 3), two)])
-        assert engine_loop.num_open_prompts == 3
+        assert len(submission.samples) == 3
         got: dict[int, list[int]] = {0: [], 1: [], 2: []}
         async for choice, output in submission.outputs():
             got[choice] += output.text_token_ids
