@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import httpx
@@ -53,6 +54,7 @@ LAYER_SHAPES = {
 SCRIPT = """
 import sys
 from pathlib import Path
+from threading import Barrier
 import torch
 torch.set_num_threads(1)
 from quantpipe.engine.config import EngineConfig
@@ -167,15 +169,17 @@ def test_streams_closed_at_random_tokens_leave_no_block_in_use(http: httpx.Clien
 def test_sigterm_ends_all_streams_properly_and_the_process_with_0(
     http: httpx.Client, process: subprocess.Popen[str]
 ) -> None:
+    begun = Barrier(5)
+
     def read(number: int) -> list[str]:
         body = {"model": "tiny", "prompt": [number], "max_tokens": 120, "ignore_eos": True, "stream": True}
         with http.stream("POST", "/v1/completions", json=body) as response:
+            begun.wait(30)  # taken by the server, which refuses what comes after the signal
             return [line.removeprefix("data: ") for line in response.iter_lines() if line]
 
     with ThreadPoolExecutor(4) as pool:
         streams = [pool.submit(read, number) for number in range(4)]
-        while kv_usage(http) == 0:
-            time.sleep(0.01)
+        begun.wait(30)
         process.send_signal(signal.SIGTERM)
         for stream in streams:
             *_, last, done = stream.result()
