@@ -139,10 +139,10 @@ def verify(artifact: Path) -> int:
 @click.option("--max-model-len", type=click.IntRange(min=2), help="Most tokens of one sequence.")
 @click.option("--max-num-seqs", default=16, show_default=True, type=click.IntRange(min=1))
 @click.option(
-    "--policy",
+    "--policy",  # not priority or deadline: requests over HTTP carry neither
     default="fcfs",
     show_default=True,
-    type=click.Choice(["fcfs", "priority", "shortest", "deadline"]),
+    type=click.Choice(["fcfs", "shortest"]),
     help="Who goes first.",
 )
 @click.option(
