@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 import click
 
 from quantpipe import __version__
+from quantpipe.cache import cache_folder
 from quantpipe.cli_calibrate import calibrate
-from quantpipe.cli_options import cache_folder, open_reporter, read_recipe, recipe_arguments
+from quantpipe.cli_options import open_reporter, read_recipe, recipe_arguments
 from quantpipe.cli_traceback import one_line, traceback_text
 from quantpipe.errors import EXIT_DATA, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_PASS, EXIT_USAGE, QuantpipeError
 

@@ -6,7 +6,8 @@ from typing import Any, TypeVar
 
 import click
 
-from quantpipe.cli_options import cache_folder, open_reporter, recipe_arguments
+from quantpipe.cache import cache_folder
+from quantpipe.cli_options import open_reporter, recipe_arguments
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 PATH = click.Path(path_type=Path)

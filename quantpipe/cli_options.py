@@ -1,6 +1,5 @@
 """Options and start-up that commands share. Everything heavy is imported inside."""
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -51,8 +50,3 @@ def open_reporter(quiet: bool) -> "Reporter":
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     return Reporter(quiet)
-
-
-def cache_folder() -> Path:
-    """Where downloads and converted models are kept."""
-    return Path(os.environ.get("QUANTPIPE_CACHE") or Path.home() / ".cache" / "quantpipe")

@@ -9,7 +9,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "quantpipe"
 ROWS: tuple[tuple[str, ...], ...] = (
-    ("errors", "report"),
+    ("cache", "errors", "report"),
     ("formats", "gate", "recipe"),
     ("models", "sources", "calibration"),
     ("backends",),

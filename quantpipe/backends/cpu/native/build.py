@@ -1,0 +1,147 @@
+"""Compiles the C++ sources beside this file into one shared library, once per machine. Loads nothing.
+
+Every ``isa_<name>.cpp`` is compiled for its own instruction set, the other units for any CPU of the architecture: which
+set runs is chosen when the library is loaded, so one file serves all CPUs of an architecture.
+
+``python -m quantpipe.backends.cpu.native.build [FOLDER]`` compiles into FOLDER, or the cache, and prints the path.
+"""
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from quantpipe.cache import cache_folder
+from quantpipe.errors import QuantpipeError
+
+SOURCES = Path(__file__).parent / "src"
+PREBUILT = Path(__file__).parent / "prebuilt"
+COMPILERS = ("g++", "clang++", "c++")
+# Products and sums stay apart unless a kernel asks for a fused one, or instruction sets would round differently.
+FLAGS = (
+    *("-std=c++17", "-O3", "-fPIC", "-pthread", "-Wall", "-Wextra"),
+    *("-ffp-contract=off", "-fno-math-errno", "-fvisibility-inlines-hidden"),
+)
+LINK_FLAGS = ("-shared", "-pthread", "-Wl,-Bsymbolic")
+_AVX2 = ("-mavx2", "-mfma", "-mf16c", "-mbmi2")
+# Ascending: of an inline function that several units hold the linker keeps the first, which must run anywhere.
+ISA_FLAGS: dict[str, tuple[str, ...]] = {
+    "scalar": (),
+    "avx2": _AVX2,
+    "avxvnni": (*_AVX2, "-mavxvnni"),
+    "avx512": (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni"),
+}
+X86 = ("x86_64", "AMD64")
+# Where the architecture or the compiler lacks an instruction set, its unit is compiled with this and offers nothing.
+ABSENT_FLAG = "-DQP_ISA_ABSENT"
+COMPILE_TIMEOUT_S = 600
+
+
+class BuildError(QuantpipeError):
+    """No library can be made here; the message says why, as part of a line."""
+
+
+def library_path() -> Path:
+    """The library of these sources: the one shipped, else the cached one, else compiled now. BuildError if none."""
+    name = library_name()
+    folder = cache_folder() / "native"
+    for path in (PREBUILT / name, folder / name):
+        if path.is_file():
+            return path
+    return compile_library(folder / name)
+
+
+def library_name() -> str:
+    """A file name that changes with the sources, the flags and the architecture."""
+    digest = hashlib.sha256(repr((FLAGS, LINK_FLAGS, ISA_FLAGS)).encode())
+    for path in sorted(SOURCES.iterdir()):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return f"quantpipe-{platform.system().lower()}-{platform.machine()}-{digest.hexdigest()[:16]}.so"
+
+
+def find_compiler() -> str:
+    """``$CXX`` where it is set, else the first C++ compiler on the path."""
+    asked = os.environ.get("CXX")
+    for name in (asked,) if asked else COMPILERS:
+        found = shutil.which(name)
+        if found is not None:
+            return found
+    if asked:
+        raise BuildError(f"$CXX is '{asked}', which is no program")
+    raise BuildError(f"no C++ compiler was found; install one ({', '.join(COMPILERS)}) or set $CXX")
+
+
+def compile_library(target: Path, extra_flags: Sequence[str] = ()) -> Path:
+    """Compile every unit, in parallel, and link them as ``target``, which appears whole or not at all."""
+    compiler = find_compiler()
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as folder:
+            built = _link(compiler, _compile_units(compiler, Path(folder), extra_flags), Path(folder), extra_flags)
+            built.replace(target)
+    except OSError as error:
+        raise BuildError(
+            f"{target.parent}: {error.strerror or error}; set QUANTPIPE_CACHE to a writable folder"
+        ) from None
+    return target
+
+
+def _compile_units(compiler: str, folder: Path, extra_flags: Sequence[str]) -> list[Path]:
+    def compile_unit(unit: Path) -> Path:
+        return _compile_unit(compiler, unit, folder / f"{unit.stem}.o", extra_flags)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(compile_unit, _units()))
+
+
+def _units() -> list[Path]:
+    """In the order they are linked in: those for any CPU, then by instruction set."""
+    order = [f"isa_{name}" for name in ISA_FLAGS]
+    return sorted(
+        SOURCES.glob("*.cpp"), key=lambda path: (order.index(path.stem) + 1 if path.stem in order else 0, path)
+    )
+
+
+def _compile_unit(compiler: str, unit: Path, target: Path, extra_flags: Sequence[str]) -> Path:
+    isa_flags = ISA_FLAGS.get(unit.stem.removeprefix("isa_"), ())
+    command = [compiler, *FLAGS, *extra_flags, "-c", str(unit), "-o", str(target)]
+    if isa_flags and not _knows(compiler, isa_flags):
+        isa_flags = (ABSENT_FLAG,)
+    _run([*command, *isa_flags], unit.name)
+    return target
+
+
+def _knows(compiler: str, isa_flags: Sequence[str]) -> bool:
+    """Whether this compiler has these instructions."""
+    if platform.machine() not in X86:
+        return False
+    command = [compiler, *isa_flags, "-x", "c++", "-fsyntax-only", os.devnull]
+    return subprocess.run(command, capture_output=True, timeout=COMPILE_TIMEOUT_S).returncode == 0
+
+
+def _link(compiler: str, objects: Sequence[Path], folder: Path, extra_flags: Sequence[str]) -> Path:
+    built = folder / "library.so"
+    _run([compiler, *extra_flags, *LINK_FLAGS, *map(str, objects), "-o", str(built)], "linking")
+    return built
+
+
+def _run(command: Sequence[str], what: str) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        raise BuildError(f"{command[0]}: {what} took over {COMPILE_TIMEOUT_S} s") from None
+    if done.returncode != 0:
+        faults = (
+            [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or ["failed"]
+        )
+        raise BuildError(f"{command[0]}: {what}: {faults[0]}")
+
+
+if __name__ == "__main__":
+    print(compile_library(Path(sys.argv[1]) / library_name()) if len(sys.argv) > 1 else library_path())
