@@ -34,6 +34,8 @@ class BlockTables:
         self.pool.share(hits)  # first, or they could be evicted for the new ones
         seq.block_table += hits + self.pool.allocate(self.num_blocks(seq.num_tokens) - len(hits))
         seq.num_computed_tokens, seq.num_shared_blocks = num_hit_tokens, len(hits)
+        if seq.num_seen_tokens == 0:
+            seq.num_cached_tokens = num_hit_tokens
         if self.prefix_cache is not None and seq.num_seen_tokens == 0 and not seq.request.is_scored:
             self.prefix_cache.record(seq.num_prompt_tokens, num_hit_tokens)
 

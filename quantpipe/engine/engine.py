@@ -256,7 +256,7 @@ class Engine:
             if reason is None:
                 return []
             self._finish(seq, reason)
-            return [StepOutput(seq.request.request_id, (), (), reason)]
+            return [StepOutput(seq.request.request_id, (), (), reason, num_cached_tokens=seq.num_cached_tokens)]
         for fork in forks:  # all of them before any ends: until then the parent holds what they share
             self._scheduler.fork(seq, fork)
         seq.num_pending_forks = 0
@@ -269,7 +269,14 @@ class Engine:
         if reason is not None:
             self._finish(seq, reason)
         token_ids, logprobs = got.token_ids[:num_added], got.logprobs[:num_added]
-        return StepOutput(seq.request.request_id, token_ids, logprobs, reason, index=seq.index)
+        return StepOutput(
+            seq.request.request_id,
+            token_ids,
+            logprobs,
+            reason,
+            index=seq.index,
+            num_cached_tokens=seq.num_cached_tokens,
+        )
 
     def _fail(self, seq: Sequence, error: str) -> StepOutput:
         self._finish(seq, FinishReason.ABORT, error)

@@ -74,7 +74,7 @@ class StepOutput:
     """What one engine step produced for one sample: usually one token; on the last, the reason it ended.
 
     ``index`` is which of the request's samples it is. ``error`` says in one line why one that nobody aborted ended with
-    ``ABORT``.
+    ``ABORT``. ``num_cached_tokens`` of the prompt were found, not computed; said of the first sample only.
     """
 
     request_id: str
@@ -83,6 +83,7 @@ class StepOutput:
     finish_reason: FinishReason | None
     error: str | None = None
     index: int = 0
+    num_cached_tokens: int = 0
 
     @property
     def text_token_ids(self) -> tuple[int, ...]:
@@ -114,7 +115,8 @@ class SampleOutput:
 class RequestOutput:
     """A finished request: its ``samples`` in order, and the first of them in fields of its own.
 
-    ``prompt_logprobs`` has one entry per prompt token after the first, if asked for.
+    ``prompt_logprobs`` has one entry per prompt token after the first, if asked for. ``num_cached_tokens`` of the
+    prompt were found, not computed.
     """
 
     request_id: str
@@ -125,6 +127,7 @@ class RequestOutput:
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     error: str | None = None
     samples: tuple[SampleOutput, ...] = ()
+    num_cached_tokens: int = 0
 
     @property
     def text_token_ids(self) -> tuple[int, ...]:
@@ -143,8 +146,9 @@ class Sequence:
     ``index`` is which of the request's samples it is. The first has the others as ``forks``: they start where its
     prompt ends, and the last ``num_pending_forks`` of them have not yet.
 
-    Of ``block_table``, the first ``num_shared_blocks`` were there before it. What its place in the order depends on is
-    settled when it arrives: its ``number``, how long an output is expected of it, and how long a token took then.
+    Of ``block_table``, the first ``num_shared_blocks`` were there before it; of its prompt, ``num_cached_tokens`` when
+    it was first admitted. What its place in the order depends on is settled when it arrives: its ``number``, how long
+    an output is expected of it, and how long a token took then.
     """
 
     request: Request
@@ -159,6 +163,7 @@ class Sequence:
     num_seen_tokens: int = 0
     block_table: list[int] = field(default_factory=list)
     num_shared_blocks: int = 0
+    num_cached_tokens: int = 0
     number: int = 0
     expected_new_tokens: int = 0
     token_s: float = 0.0

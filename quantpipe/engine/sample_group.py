@@ -62,6 +62,7 @@ class SampleGroup:
             tuple(self.seqs[0].prompt_logprobs),
             first.error,
             samples,
+            self.seqs[0].num_cached_tokens,
         )
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from quantpipe.engine.request import PRIORITIES, QosClass
 from quantpipe.engine.sampling_params import MAX_BIAS, MAX_PENALTY, SamplingParams
 from quantpipe.errors import suggest
 
@@ -59,6 +60,8 @@ MAX_CHOICES = 128
 MAX_STOPS = 4
 MAX_STOP_CHARS = 1024
 MAX_BIASED_TOKENS = 1024
+MAX_SALT_CHARS = 256
+MAX_LATENCY_BUDGET_MS = 86_400_000  # a day
 MAX_SHOWN_CHARS = 60  # of a name that an error quotes
 TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
@@ -166,6 +169,10 @@ class GenerationRequest(BaseModel):
     stop: Stop = None
     stop_token_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=64)] | None = None
     ignore_eos: bool | None = None
+    priority: Annotated[int, Field(ge=PRIORITIES[0], le=PRIORITIES[-1])] | None = None
+    qos: QosClass | None = None
+    latency_budget_ms: Annotated[FiniteFloat, Field(gt=0, le=MAX_LATENCY_BUDGET_MS)] | None = None
+    cache_salt: Annotated[Text, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -199,6 +206,11 @@ class GenerationRequest(BaseModel):
     def stops(self) -> tuple[str, ...]:
         """The stop strings."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def deadline_s(self) -> float | None:
+        """Seconds from arrival in which the last token is wanted."""
+        return None if self.latency_budget_ms is None else self.latency_budget_ms / 1000
 
     def sampling_params(self, max_tokens: int, logprobs: int | None) -> SamplingParams:
         """The engine's view; OpenAI's defaults sample at temperature 1."""

@@ -24,13 +24,15 @@ class PlacedToken:
 class TextDelta:
     """What was added to one choice: text, the tokens whose text is now complete, and on the last the reason it ended.
 
-    ``num_tokens`` counts the choice's tokens so far.
+    ``num_tokens`` counts the choice's tokens so far. ``num_cached_tokens`` are those of the prompt that were not
+    computed, 0 in all choices but the prompt's first.
     """
 
     text: str
     tokens: tuple[PlacedToken, ...]
     num_tokens: int
     finish_reason: FinishWord | None
+    num_cached_tokens: int = 0
 
 
 class ChoiceText:
@@ -85,7 +87,7 @@ class ChoiceText:
             finish_reason = "stop"
         elif output.finish_reason is not None:
             finish_reason = "length" if output.finish_reason is FinishReason.LENGTH else "stop"
-        return TextDelta(text, tuple(tokens), self._num_tokens, finish_reason)
+        return TextDelta(text, tuple(tokens), self._num_tokens, finish_reason, output.num_cached_tokens)
 
 
 async def text_deltas(submission: Submission, choices: Sequence[ChoiceText]) -> AsyncIterator[tuple[int, TextDelta]]:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
-from quantpipe.engine.request import SamplingParams, StepOutput
+from quantpipe.engine.request import QosClass, SamplingParams, StepOutput
 from quantpipe.engine.stats import EngineStats
 from quantpipe.errors import QuantpipeError, RequestError
 from quantpipe.serve.submission import (
@@ -38,7 +38,17 @@ class SteppedEngine(Protocol):
     def max_model_len(self) -> int: ...
     @property
     def has_unfinished(self) -> bool: ...
-    def add(self, prompt_ids: Sequence[int], params: SamplingParams, request_id: str | None = None) -> str: ...
+    def add(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        request_id: str | None = None,
+        *,
+        cache_salt: str = "",
+        priority: int = 0,
+        qos: QosClass = "standard",
+        deadline_s: float | None = None,
+    ) -> str: ...
     def abort(self, request_id: str) -> None: ...
     def abort_sample(self, request_id: str, index: int) -> None: ...
     def step(self) -> list[StepOutput]: ...
@@ -85,7 +95,7 @@ class EngineLoop:
 
         Raises RequestError if one can never run, UnavailableError if the queue is full or the server is closing.
         """
-        self._check_room(sum(params.n for _, params in jobs))
+        self._check_room(sum(job.params.n for job in jobs))
         submission = Submission(f"request-{next(self._names)}", jobs, self._abort_in_engine, self._forget)
         self._submissions.add(submission)
         self._send(partial(self._add, submission))
@@ -174,11 +184,17 @@ class EngineLoop:
             return commands
 
     def _add(self, submission: Submission) -> None:
-        for number, ((prompt_ids, params), request_id) in enumerate(
-            zip(submission.jobs, submission.request_ids, strict=True)
-        ):
+        for number, (job, request_id) in enumerate(zip(submission.jobs, submission.request_ids, strict=True)):
             try:
-                self._engine.add(prompt_ids, params, request_id)
+                self._engine.add(
+                    job.prompt_ids,
+                    job.params,
+                    request_id,
+                    cache_salt=job.cache_salt,
+                    priority=job.priority,
+                    qos=job.qos,
+                    deadline_s=job.deadline_s,
+                )
             except RequestError as error:
                 for earlier in submission.request_ids[:number]:
                     del self._routes[earlier]

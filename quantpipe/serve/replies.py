@@ -7,12 +7,19 @@ from pydantic import BaseModel, Field
 FinishWord = Literal["stop", "length"]
 
 
+class PromptTokensDetails(BaseModel):
+    """Of the tokens read, those that need not be computed: earlier prompts began alike."""
+
+    cached_tokens: int
+
+
 class Usage(BaseModel):
     """Tokens read and written."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
 
 
 class CompletionLogprobs(BaseModel):

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from fastapi import Request, Response
@@ -17,7 +17,7 @@ from quantpipe.serve.generation import ChoiceText, TextDelta, text_deltas
 from quantpipe.serve.loop import EngineLoop
 from quantpipe.serve.metrics import ServerMetrics
 from quantpipe.serve.render import ChatRenderer, CompletionRenderer, Renderer, WholeChoice
-from quantpipe.serve.replies import Usage
+from quantpipe.serve.replies import PromptTokensDetails, Usage
 from quantpipe.serve.submission import AbortedError, PromptJob, Submission
 
 logger = logging.getLogger(__name__)
@@ -87,7 +87,14 @@ class Service:
         """A limit the client did not set is cut to what fits; one it did set is the engine's to refuse."""
         if max_tokens is None:
             max_tokens = max(1, min(default, self.engine_loop.max_model_len - len(prompt_ids)))
-        return tuple(prompt_ids), body.sampling_params(max_tokens, num_logprobs)
+        return PromptJob(
+            tuple(prompt_ids),
+            body.sampling_params(max_tokens, num_logprobs),
+            body.cache_salt or "",
+            body.priority or 0,
+            body.qos or "standard",
+            body.deadline_s,
+        )
 
     async def _answer(
         self, jobs: Sequence[PromptJob], body: GenerationRequest, http_request: Request, renderer: Renderer
@@ -99,7 +106,7 @@ class Service:
         num_choices = len(submission.samples)
         choices = [ChoiceText(self.tokenizer.stream(), body.stops, body.min_tokens or 0) for _ in range(num_choices)]
         deltas = self.metrics.observe(text_deltas(submission, choices))
-        num_prompt_tokens = sum(len(prompt_ids) for prompt_ids, _ in jobs)
+        num_prompt_tokens = sum(len(job.prompt_ids) for job in jobs)
         if body.stream:
             events = _events(deltas, renderer, num_prompt_tokens, body.include_usage)
             return StreamingResponse(events, headers=STREAM_HEADERS, media_type="text/event-stream")
@@ -127,7 +134,7 @@ async def _whole(deltas: Deltas, num_choices: int, renderer: Renderer, num_promp
         )
         for own in parts
     ]
-    usage = _usage(num_prompt_tokens, sum(own[-1].num_tokens for own in parts))
+    usage = _usage(num_prompt_tokens, [own[-1] for own in parts])
     return renderer.whole(choices, usage).model_dump_json()
 
 
@@ -135,16 +142,16 @@ async def _events(
     deltas: Deltas, renderer: Renderer, num_prompt_tokens: int, include_usage: bool
 ) -> AsyncIterator[bytes]:
     """Server-sent events: chunks, then the usage if wanted, or an error in place of what is missing; then [DONE]."""
-    num_tokens: dict[int, int] = {}
+    latest: dict[int, TextDelta] = {}
     try:
         for chunk in renderer.opening_chunks():
             yield _event(chunk.model_dump_json().encode())
         async for index, delta in deltas:
-            num_tokens[index] = delta.num_tokens
+            latest[index] = delta
             for chunk in renderer.delta_chunks(index, delta):
                 yield _event(chunk.model_dump_json().encode())
         if include_usage:
-            chunk = renderer.usage_chunk(_usage(num_prompt_tokens, sum(num_tokens.values())))
+            chunk = renderer.usage_chunk(_usage(num_prompt_tokens, latest.values()))
             yield _event(chunk.model_dump_json().encode())
     except Exception as error:
         problem = problem_of(error)
@@ -158,7 +165,13 @@ def _event(data: bytes) -> bytes:
     return b"data: " + data + b"\n\n"
 
 
-def _usage(num_prompt_tokens: int, num_tokens: int) -> Usage:
+def _usage(num_prompt_tokens: int, latest: Iterable[TextDelta]) -> Usage:
+    """From the latest delta of each choice."""
+    latest = tuple(latest)
+    num_tokens = sum(delta.num_tokens for delta in latest)
     return Usage(
-        prompt_tokens=num_prompt_tokens, completion_tokens=num_tokens, total_tokens=num_prompt_tokens + num_tokens
+        prompt_tokens=num_prompt_tokens,
+        completion_tokens=num_tokens,
+        total_tokens=num_prompt_tokens + num_tokens,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(delta.num_cached_tokens for delta in latest)),
     )

@@ -2,12 +2,24 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 
-from quantpipe.engine.request import SamplingParams, StepOutput
+from quantpipe.engine.request import QosClass, SamplingParams, StepOutput
 from quantpipe.errors import QuantpipeError
 
-PromptJob = tuple[tuple[int, ...], SamplingParams]
 EngineSample = tuple[str, int]  # the engine's name of a request, and which of its samples
+
+
+@dataclass(frozen=True)
+class PromptJob:
+    """One prompt of a client's request: what ``Request`` will hold of it."""
+
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    cache_salt: str = ""
+    priority: int = 0
+    qos: QosClass = "standard"
+    deadline_s: float | None = None
 
 
 class UnavailableError(QuantpipeError):
@@ -45,8 +57,8 @@ class Submission:
         # The choices, in order: all of the first prompt, then all of the next.
         self.samples: tuple[EngineSample, ...] = tuple(
             (request_id, index)
-            for request_id, (_, params) in zip(self.request_ids, jobs, strict=True)
-            for index in range(params.n)
+            for request_id, job in zip(self.request_ids, jobs, strict=True)
+            for index in range(job.params.n)
         )
         self.unfinished = set(range(len(self.samples)))
         self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -89,6 +89,20 @@ def test_hash_that_knows_nothing_of_what_came_before_changes_nothing(
     assert engine.stats().prefix_hit_tokens == 0
 
 
+def test_each_request_is_told_what_was_found_of_its_prompt_once_for_all_samples(fake_model: SimpleNamespace) -> None:
+    config = dataclasses.replace(CONFIG, max_model_len=32, num_kv_blocks=12, max_num_seqs=4, admission="greedy")
+    engine = Engine(fake_model.executor(), config)
+    assert engine.generate([PROMPT], GREEDY)[0].num_cached_tokens == 0
+    long = SamplingParams(n=4, max_tokens=12, temperature=3.0, seed=1)  # which the pool holds by preemption only
+    request_id = engine.add([*PROMPT, 3], long)
+    said: list[tuple[int, int]] = []
+    while engine.has_unfinished:
+        said += [(output.index, output.num_cached_tokens) for output in engine.step()]
+    assert engine.stats().num_preemptions > 0
+    assert engine.take_output(request_id).num_cached_tokens == 16
+    assert set(said) == {(0, 16), (1, 0), (2, 0), (3, 0)}
+
+
 @pytest.mark.parametrize("length", [4, 8, 12])
 def test_prompt_of_whole_blocks_sent_twice_computes_its_last_block_again(
     fake_model: SimpleNamespace, length: int

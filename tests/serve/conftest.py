@@ -15,6 +15,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 
 from quantpipe.engine.request import (
     FinishReason,
+    QosClass,
     Request,
     SamplingParams,
     StepOutput,
@@ -45,8 +46,7 @@ class EchoEngine:
         self.step_s = step_s
         self.max_num_seqs = max_num_seqs
         self.failure: Exception | None = None
-        self.seen_params: list[SamplingParams] = []
-        self.seen_prompts: list[tuple[int, ...]] = []
+        self.seen_requests: list[Request] = []
         self.num_polls = 0
         self._progress: dict[str, tuple[Request, int]] = {}
         self._running: dict[str, set[int]] = {}  # samples
@@ -54,16 +54,33 @@ class EchoEngine:
         self._num_generated = 0
 
     @property
+    def seen_params(self) -> list[SamplingParams]:
+        return [request.params for request in self.seen_requests]
+
+    @property
+    def seen_prompts(self) -> list[tuple[int, ...]]:
+        return [request.prompt_ids for request in self.seen_requests]
+
+    @property
     def has_unfinished(self) -> bool:
         self.num_polls += 1
         return bool(self._progress)
 
-    def add(self, prompt_ids: Sequence[int], params: SamplingParams, request_id: str | None = None) -> str:
+    def add(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        request_id: str | None = None,
+        *,
+        cache_salt: str = "",
+        priority: int = 0,
+        qos: QosClass = "standard",
+        deadline_s: float | None = None,
+    ) -> str:
         assert request_id is not None
-        request = Request(request_id, tuple(prompt_ids), params)
+        request = Request(request_id, tuple(prompt_ids), params, None, cache_salt, priority, qos, deadline_s)
         check_request(request, VOCAB_SIZE, self.max_model_len)
-        self.seen_params.append(params)
-        self.seen_prompts.append(request.prompt_ids)
+        self.seen_requests.append(request)
         self._progress[request_id] = (request, 0)
         self._running[request_id] = set(range(params.n))
         return request_id

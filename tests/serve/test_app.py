@@ -130,6 +130,19 @@ def test_sampling_fields_reach_the_engine(server: Server) -> None:
     assert (params.logit_bias, params.presence_penalty, params.min_tokens) == ({5: -100.0}, 0.5, 1)
 
 
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_scheduling_fields_reach_the_engine(server: Server, path: str) -> None:
+    asked = {"prompt": "a"} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "a"}]}
+    order = dict(priority=-7, qos="interactive", latency_budget_ms=1500, cache_salt="tenant 🔑")
+    assert server.post(path, model="echo", **asked, **order).status_code == 200
+    seen = server.engine.seen_requests[-1]
+    assert (seen.priority, seen.qos, seen.deadline_s, seen.cache_salt) == (-7, "interactive", 1.5, "tenant 🔑")
+    for unasked in ({}, dict.fromkeys(order)):
+        assert server.post(path, model="echo", **asked, **unasked).status_code == 200
+        seen = server.engine.seen_requests[-1]
+        assert (seen.priority, seen.qos, seen.deadline_s, seen.cache_salt) == (0, "standard", None, "")
+
+
 def test_defaults_are_openais(server: Server) -> None:
     assert server.post(COMPLETIONS, model="echo", prompt="a" * 60).json()["usage"]["completion_tokens"] == 16
     assert server.engine.seen_params[-1].temperature == 1.0
@@ -166,7 +179,8 @@ def test_usage_comes_after_the_finish_chunk_and_has_no_choices(server: Server) -
     assert chunks[-2]["choices"][0]["finish_reason"] == "stop"
     assert chunks[-1]["choices"] == []
     num_prompt = len("user:hi;assistant:") + 1
-    expected = {"prompt_tokens": num_prompt, "completion_tokens": num_prompt, "total_tokens": 2 * num_prompt}
+    expected: dict[str, Any] = {"prompt_tokens": num_prompt, "completion_tokens": num_prompt}
+    expected |= {"total_tokens": 2 * num_prompt, "prompt_tokens_details": {"cached_tokens": 0}}
     assert chunks[-1]["usage"] == expected
     assert all(chunk["usage"] is None for chunk in chunks[:-1])
     assert server.post(CHAT, **(body | {"stream": False})).json()["usage"] == expected

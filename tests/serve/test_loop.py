@@ -11,7 +11,7 @@ import pytest
 from quantpipe.engine.request import SamplingParams
 from quantpipe.errors import RequestError
 from quantpipe.serve.loop import EngineLoop
-from quantpipe.serve.submission import AbortedError, EngineFailedError, Submission, UnavailableError
+from quantpipe.serve.submission import AbortedError, EngineFailedError, PromptJob, Submission, UnavailableError
 
 MakeEngine = Callable[..., Any]
 ENDLESS = SamplingParams(max_tokens=500, ignore_eos=True)
@@ -48,7 +48,9 @@ async def until(condition: Callable[[], bool]) -> None:
 
 def test_prompts_of_one_submission_come_back_under_their_index(make_engine: MakeEngine) -> None:
     async def use(engine_loop: EngineLoop) -> None:
-        submission = await engine_loop.submit([((1, 2, 3), SamplingParams()), ((7,), SamplingParams())])
+        submission = await engine_loop.submit(
+            [PromptJob((1, 2, 3), SamplingParams()), PromptJob((7,), SamplingParams())]
+        )
         assert await token_ids(submission) == {0: [1, 2, 3], 1: [7]}
         assert engine_loop.num_open_prompts == 0
 
@@ -58,7 +60,7 @@ def test_prompts_of_one_submission_come_back_under_their_index(make_engine: Make
 def test_many_submissions_at_once_each_get_their_own_tokens(make_engine: MakeEngine) -> None:
     async def use(engine_loop: EngineLoop) -> None:
         prompts = [tuple(range(n, n + 5)) for n in range(40)]
-        submissions = await asyncio.gather(*(engine_loop.submit([(p, SamplingParams())]) for p in prompts))
+        submissions = await asyncio.gather(*(engine_loop.submit([PromptJob(p, SamplingParams())]) for p in prompts))
         got = await asyncio.gather(*(token_ids(submission) for submission in submissions))
         assert [tokens[0] for tokens in got] == [list(prompt) for prompt in prompts]
 
@@ -70,10 +72,10 @@ def test_one_bad_prompt_refuses_the_whole_submission_and_leaves_nothing_behind(m
 
     async def use(engine_loop: EngineLoop) -> None:
         with pytest.raises(RequestError, match="outside the vocabulary"):
-            await engine_loop.submit([((1, 2), ENDLESS), ((99_999,), ENDLESS)])
+            await engine_loop.submit([PromptJob((1, 2), ENDLESS), PromptJob((99_999,), ENDLESS)])
         assert engine_loop.num_open_prompts == 0
         await until(lambda: not engine.has_unfinished)
-        assert await token_ids(await engine_loop.submit([((5,), SamplingParams())])) == {0: [5]}
+        assert await token_ids(await engine_loop.submit([PromptJob((5,), SamplingParams())])) == {0: [5]}
 
     with_loop(engine, use)
 
@@ -81,7 +83,7 @@ def test_one_bad_prompt_refuses_the_whole_submission_and_leaves_nothing_behind(m
 def test_aborting_one_prompt_ends_it_quietly_and_the_other_goes_on(make_engine: MakeEngine) -> None:
     async def use(engine_loop: EngineLoop) -> None:
         submission = await engine_loop.submit(
-            [((1,), ENDLESS), ((2, 3), SamplingParams(max_tokens=40, ignore_eos=True))]
+            [PromptJob((1,), ENDLESS), PromptJob((2, 3), SamplingParams(max_tokens=40, ignore_eos=True))]
         )
         got: dict[int, int] = {0: 0, 1: 0}
         async for index, output in submission.outputs():
@@ -98,7 +100,7 @@ def test_samples_of_a_prompt_are_choices_that_end_one_by_one(make_engine: MakeEn
 
     async def use(engine_loop: EngineLoop) -> None:
         two = dataclasses.replace(ENDLESS, n=2, max_tokens=30)
-        submission = await engine_loop.submit([((1,), SamplingParams()), ((2, 3), two)])
+        submission = await engine_loop.submit([PromptJob((1,), SamplingParams()), PromptJob((2, 3), two)])
         assert len(submission.samples) == 3
         got: dict[int, list[int]] = {0: [], 1: [], 2: []}
         async for choice, output in submission.outputs():
@@ -115,12 +117,12 @@ def test_ending_a_submission_with_samples_ends_its_requests(make_engine: MakeEng
     engine = make_engine(step_s=0.001)
 
     async def use(engine_loop: EngineLoop) -> None:
-        submission = await engine_loop.submit([((1,), dataclasses.replace(ENDLESS, n=3))] * 2)
+        submission = await engine_loop.submit([PromptJob((1,), dataclasses.replace(ENDLESS, n=3))] * 2)
         submission.end(AbortedError("enough"))
         assert engine_loop.num_open_prompts == 0
         await until(lambda: not (engine._progress or engine._finished or engine_loop._routes))
         with pytest.raises(RequestError, match="12 choices in one request; at most 8 fit"):
-            await engine_loop.submit([((1,), dataclasses.replace(ENDLESS, n=12))])
+            await engine_loop.submit([PromptJob((1,), dataclasses.replace(ENDLESS, n=12))])
 
     with_loop(engine, use)
 
@@ -129,8 +131,8 @@ def test_cancelling_a_waiting_submit_frees_its_place(make_engine: MakeEngine) ->
     engine = make_engine(step_s=0.05)
 
     async def use(engine_loop: EngineLoop) -> None:
-        first = await engine_loop.submit([((1,), ENDLESS)])
-        waiting = asyncio.create_task(engine_loop.submit([((2,), ENDLESS)]))
+        first = await engine_loop.submit([PromptJob((1,), ENDLESS)])
+        waiting = asyncio.create_task(engine_loop.submit([PromptJob((2,), ENDLESS)]))
         await asyncio.sleep(0)
         assert engine_loop.num_open_prompts == 2
         waiting.cancel()
@@ -145,14 +147,14 @@ def test_cancelling_a_waiting_submit_frees_its_place(make_engine: MakeEngine) ->
 
 def test_full_queue_refuses_at_once_and_takes_requests_again_later(make_engine: MakeEngine) -> None:
     async def use(engine_loop: EngineLoop) -> None:
-        held = await engine_loop.submit([((1,), ENDLESS)] * 8)
+        held = await engine_loop.submit([PromptJob((1,), ENDLESS)] * 8)
         with pytest.raises(UnavailableError) as caught:
-            await engine_loop.submit([((1,), ENDLESS)])
+            await engine_loop.submit([PromptJob((1,), ENDLESS)])
         assert caught.value.code == "queue_full"
         with pytest.raises(RequestError, match="at most 8"):
-            await engine_loop.submit([((1,), ENDLESS)] * 9)
+            await engine_loop.submit([PromptJob((1,), ENDLESS)] * 9)
         held.abort(3)
-        assert await token_ids(await engine_loop.submit([((4,), SamplingParams())])) == {0: [4]}
+        assert await token_ids(await engine_loop.submit([PromptJob((4,), SamplingParams())])) == {0: [4]}
 
     with_loop(make_engine(step_s=0.001), use)
 
@@ -163,13 +165,13 @@ def test_engine_failure_reaches_every_open_submission_and_later_ones(
     engine = make_engine(step_s=0.001)
 
     async def use(engine_loop: EngineLoop) -> None:
-        open_ones = [await engine_loop.submit([((n,), ENDLESS)]) for n in range(3)]
+        open_ones = [await engine_loop.submit([PromptJob((n,), ENDLESS)]) for n in range(3)]
         engine.failure = FloatingPointError("broken")
         for result in await asyncio.gather(*map(token_ids, open_ones), return_exceptions=True):
             assert isinstance(result, EngineFailedError)
         assert "FloatingPointError" in str(engine_loop.failure)
         with pytest.raises(UnavailableError) as caught:
-            await engine_loop.submit([((1,), ENDLESS)])
+            await engine_loop.submit([PromptJob((1,), ENDLESS)])
         assert caught.value.code == "engine_failed"
 
     with_loop(engine, use)
@@ -178,21 +180,21 @@ def test_engine_failure_reaches_every_open_submission_and_later_ones(
 
 def test_drain_lets_short_requests_finish_and_ends_long_ones(make_engine: MakeEngine) -> None:
     async def use(engine_loop: EngineLoop) -> None:
-        short = asyncio.create_task(token_ids(await engine_loop.submit([((1, 2, 3), SamplingParams())])))
-        long = asyncio.create_task(token_ids(await engine_loop.submit([((1,), ENDLESS)])))
+        short = asyncio.create_task(token_ids(await engine_loop.submit([PromptJob((1, 2, 3), SamplingParams())])))
+        long = asyncio.create_task(token_ids(await engine_loop.submit([PromptJob((1,), ENDLESS)])))
         await engine_loop.drain(0.5)
         assert await short == {0: [1, 2, 3]}
         with pytest.raises(UnavailableError, match="shutting down"):
             await long
         with pytest.raises(UnavailableError, match="shutting down"):
-            await engine_loop.submit([((1,), ENDLESS)])
+            await engine_loop.submit([PromptJob((1,), ENDLESS)])
 
     with_loop(make_engine(step_s=0.01), use)
 
 
 def test_drain_returns_as_soon_as_the_last_request_is_done(make_engine: MakeEngine) -> None:
     async def use(engine_loop: EngineLoop) -> None:
-        last = asyncio.create_task(token_ids(await engine_loop.submit([((1, 2, 3), SamplingParams())])))
+        last = asyncio.create_task(token_ids(await engine_loop.submit([PromptJob((1, 2, 3), SamplingParams())])))
         await asyncio.wait_for(engine_loop.drain(3600), 5)
         assert await last == {0: [1, 2, 3]}
 
@@ -203,7 +205,7 @@ def test_idle_thread_sleeps(make_engine: MakeEngine) -> None:
     engine = make_engine()
 
     async def use(engine_loop: EngineLoop) -> None:
-        await token_ids(await engine_loop.submit([((1,), SamplingParams())]))
+        await token_ids(await engine_loop.submit([PromptJob((1,), SamplingParams())]))
         await asyncio.sleep(0.05)
         clock = time.pthread_getcpuclockid(engine_loop._thread.ident or 0)
         num_polls, cpu_s = engine.num_polls, time.clock_gettime(clock)
@@ -219,7 +221,7 @@ def test_finished_requests_leave_nothing_in_the_engine(make_engine: MakeEngine) 
 
     async def use(engine_loop: EngineLoop) -> None:
         for n in range(50):
-            submission = await engine_loop.submit([((n,), ENDLESS if n % 2 else SamplingParams())])
+            submission = await engine_loop.submit([PromptJob((n,), ENDLESS if n % 2 else SamplingParams())])
             async for _ in submission.outputs():
                 if n % 2:
                     submission.abort(0)

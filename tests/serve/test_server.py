@@ -138,6 +138,22 @@ def test_samples_of_one_prompt_are_forked_and_the_first_is_that_of_one_alone(htt
     assert "max_num_seqs 4" in refused.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("n", [1, 3])
+def test_usage_counts_cached_tokens_under_the_same_salt_only(http: httpx.Client, stream: bool, n: int) -> None:
+    def cached_tokens(salt: str) -> int:
+        body: dict[str, Any] = {"model": "tiny", "prompt": [7] * 40, "max_tokens": 4, "n": n, "cache_salt": salt}
+        if not stream:
+            reply = http.post("/v1/completions", json=body).json()
+        else:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+            reply = json.loads(http.post("/v1/completions", json=body).text.split("data: ")[-2])
+        return int(reply["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    one, other = f"one {n} {stream}", f"other {n} {stream}"
+    assert [cached_tokens(one), cached_tokens(one), cached_tokens(other)] == [0, 32, 0]
+
+
 def test_requests_the_engine_refuses_are_400_and_harm_nothing(http: httpx.Client) -> None:
     for prompt in ([258], [-1], [10**30], [1] * 257, ""):
         response = http.post("/v1/completions", json={"model": "tiny", "prompt": prompt})
