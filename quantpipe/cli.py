@@ -140,11 +140,18 @@ def verify(artifact: Path) -> int:
 @click.option("--max-model-len", type=click.IntRange(min=2), help="Most tokens of one sequence.")
 @click.option("--max-num-seqs", default=16, show_default=True, type=click.IntRange(min=1))
 @click.option(
-    "--policy",  # not priority or deadline: requests over HTTP carry neither
+    "--policy",
     default="fcfs",
     show_default=True,
-    type=click.Choice(["fcfs", "shortest"]),
+    type=click.Choice(["fcfs", "priority", "shortest", "deadline"]),
     help="Who goes first.",
+)
+@click.option("--kv-cache-memory", type=click.IntRange(min=1), metavar="BYTES", help="Memory for keys and values.")
+@click.option(
+    "--memory-utilization",
+    type=click.FloatRange(0, 1, min_open=True),
+    metavar="SHARE",
+    help="Instead: the share of all memory that weights, steps, keys and values take together.",
 )
 @click.option(
     "--prefix-cache/--no-prefix-cache", default=True, help="Compute common beginnings of prompts once, or not."
@@ -161,6 +168,8 @@ def serve(
     max_model_len: int | None,
     max_num_seqs: int,
     policy: str,
+    kv_cache_memory: int | None,
+    memory_utilization: float | None,
     prefix_cache: bool,
     num_threads: int | None,
     skip_verify: bool,
@@ -176,6 +185,8 @@ def serve(
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         policy=policy,
+        kv_cache_memory=kv_cache_memory,
+        memory_utilization=memory_utilization,
         prefix_cache=prefix_cache,
         num_threads=num_threads,
     )

@@ -179,3 +179,26 @@ def test_a_recipes_set_is_checked_with_it_down_to_missing_files(
     assert "128 x 512 tokens of the recipe's own set" in capsys.readouterr().out
     assert cli.run(["check", str(recipe), "--set", "calibration.set.bad_rows=keep"]) == 2
     assert "unknown bad_rows 'keep'" in capsys.readouterr().err
+
+
+def test_serve_offers_every_policy_of_the_engine() -> None:
+    from quantpipe.engine.policies import POLICIES
+
+    [policy] = [parameter for parameter in cli.serve.params if parameter.name == "policy"]
+    assert isinstance(policy.type, click.Choice) and list(policy.type.choices) == list(POLICIES)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--kv-cache-memory", "1000", "--memory-utilization", "0.5"], "engine.memory_utilization: the pool of KV"),
+        (["--memory-utilization", "nan"], "engine.memory_utilization: nan is outside (0, 1]"),
+        (["--memory-utilization", "0"], "quantpipe serve: Invalid value for '--memory-utilization'"),
+        (["--kv-cache-memory", "0"], "quantpipe serve: Invalid value for '--kv-cache-memory'"),
+    ],
+)
+def test_memory_that_serve_cannot_have_is_refused_in_one_line(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["serve", "nowhere", *options]) == 2
+    assert capsys.readouterr().err.startswith(message)

@@ -26,10 +26,13 @@ def test_every_engine_setting_of_a_recipe_reaches_the_engine(tmp_path: Path) -> 
         "max_model_len": 99,
         "max_num_seqs": 3,
         "max_num_batched_tokens": 77,
+        "kv_cache_memory": 12_345_678,
+        "memory_utilization": None,
         "prefix_cache": False,
         "policy": "deadline",
         "admission": "reserve",
         "batching": "static",
+        "static_wait_s": 0.5,
         "max_prefill_chunk": 33,
         "max_long_prefills": 2,
         "long_prompt_tokens": 500,
@@ -40,6 +43,7 @@ def test_every_engine_setting_of_a_recipe_reaches_the_engine(tmp_path: Path) -> 
     config = engine_config(recipe(tmp_path, engine=section))
     assert {name: getattr(config, name) for name in section} == section
     assert config.kv_dtype is None  # the manifest decides
+    assert engine_config(recipe(tmp_path, engine={"memory_utilization": 0.25})).memory_utilization == 0.25
 
 
 @pytest.mark.parametrize(

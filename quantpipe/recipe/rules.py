@@ -36,6 +36,7 @@ def find_conflicts(data: Mapping[str, Any], folder: Path) -> Iterator[Problem]:
     yield from _model_problems(data, folder)
     yield from _data_problems(data, folder)
     yield from _budget_problems(data)
+    yield from _memory_problems(data)
     yield from find_quantize_conflicts(data)
     yield from _gate_problems(data)
     yield from _length_problems(data)
@@ -108,6 +109,13 @@ def _budget_problems(data: Mapping[str, Any]) -> Iterator[Problem]:
     elif type(length) is int and length > 0 and num_tokens % length:
         nearest = max(1, round(num_tokens / length)) * length
         yield Problem(path, f"found {num_tokens}, no multiple of sequence_length {length}; such as {nearest}")
+
+
+def _memory_problems(data: Mapping[str, Any]) -> Iterator[Problem]:
+    given = [value_at(data, ("engine", name)) for name in ("kv_cache_memory", "memory_utilization")]
+    if None not in given:
+        text = "found kv_cache_memory too, which sizes the same memory; give one of them"
+        yield Problem(("engine", "memory_utilization"), text, at_key=True)
 
 
 def _state(path: Path, wanted: str) -> str:

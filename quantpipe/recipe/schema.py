@@ -155,6 +155,11 @@ class EngineSection(Section):
     """Most sequences that run at once."""
     max_num_batched_tokens: Count = 512
     """Token budget of one step, shared by prompts and running sequences."""
+    kv_cache_memory: Count | None = None
+    """Bytes for keys and values. Absent: room for `max_num_seqs` sequences of `max_model_len`, within 1 GiB."""
+    memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Instead, the share of the memory (RAM on a CPU) that weights, steps, and keys and values take together. A run has
+    two engines at a time, the candidate's and the baseline's, with such a share each."""
     prefix_cache: bool = True
     """Whether a prompt that begins like an earlier one finds that part computed."""
     policy: Literal["fcfs", "priority", "shortest", "deadline"] = "fcfs"
@@ -166,6 +171,8 @@ class EngineSection(Section):
     batching: Literal["continuous", "dynamic", "static"] = "continuous"
     """`continuous` lets sequences join at every step. The others, for comparison, run whole batches: `dynamic` of what
     waits, `static` of `max_num_seqs` where so many come."""
+    static_wait_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.05
+    """For how long nothing must have come before a `static` batch starts that is not full."""
     max_prefill_chunk: Count | None = None
     """Most tokens of one prompt read in a step. Absent: as many as the step has."""
     max_long_prefills: Count | None = None

@@ -467,6 +467,17 @@ MISTAKES = {
         "bench: {prompt_tokens: 500}\nengine: {max_model_len: 512}",
         "r.yaml:11:1: bench: 500 prompt and 64 new tokens exceed engine.max_model_len 512; shorten them or raise it",
     ),
+    "key-value memory given twice": (
+        "bench: {}",
+        "engine: {kv_cache_memory: 1000000, memory_utilization: 0.5}",
+        "r.yaml:11:36: engine.memory_utilization: found kv_cache_memory too, which sizes the same memory; give one of "
+        "them",
+    ),
+    "more memory than there is": (
+        "bench: {}",
+        "engine: {memory_utilization: 90}",
+        "r.yaml:11:30: engine.memory_utilization: found 90; allowed: 1 or less",
+    ),
     "output over an input": (
         "output: out",
         "output: suite",
