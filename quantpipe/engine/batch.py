@@ -19,7 +19,8 @@ def build_batch(step: Step, block_size: int) -> BatchInput:
     query_lens_S = np.array([advance.num_tokens for advance in advances], dtype=np.int64)
     starts_S = np.array([advance.start for advance in advances], dtype=np.int64)
     num_rows_S = np.array([advance.num_logit_rows for advance in advances], dtype=np.int64)
-    token_ids = chain.from_iterable(advance.seq.token_ids[advance.start : advance.end] for advance in advances)
+    parts = ((advance.seq.token_ids[advance.start : advance.end], advance.draft_ids) for advance in advances)
+    token_ids = chain.from_iterable(chain.from_iterable(parts))
 
     positions_T = _ranges(starts_S, query_lens_S)
     seq_of_T = np.repeat(np.arange(len(advances)), query_lens_S)

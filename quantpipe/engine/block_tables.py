@@ -63,6 +63,19 @@ class BlockTables:
             seq.block_table += self.pool.allocate(num_more)
         return copy
 
+    def reserve(self, seq: Sequence, num_ahead: int) -> int:
+        """Give a ready ``seq`` blocks for up to ``num_ahead`` tokens behind its own: how many there is room for."""
+        num_more = self.num_blocks(seq.num_tokens + num_ahead) - len(seq.block_table)
+        if num_more > 0:
+            seq.block_table += self.pool.allocate(min(num_more, self.pool.num_available))
+        return min(num_ahead, len(seq.block_table) * self.block_size - seq.num_tokens)
+
+    def trim(self, seq: Sequence) -> None:
+        """Take back blocks behind all tokens of ``seq``."""
+        num_blocks = self.num_blocks(seq.num_tokens)
+        self.pool.release(seq.block_table[num_blocks:])
+        del seq.block_table[num_blocks:]
+
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Let ``child`` begin with what was computed of ``parent``."""
         child.num_computed_tokens = child.num_seen_tokens = parent.num_computed_tokens

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from quantpipe.engine.admission import ADMISSIONS
 from quantpipe.engine.batching import BATCHING_MODES
 from quantpipe.engine.policies import POLICIES
+from quantpipe.engine.speculative.drafter import DRAFTERS, NO_DRAFTER
 from quantpipe.errors import RecipeError, suggest
 from quantpipe.formats.kv_mode import kv_mode
 
@@ -30,6 +31,9 @@ class EngineConfig:
     sequence reads at most ``max_prefill_chunk`` tokens of its prompt in a step. Of prompts longer than
     ``long_prompt_tokens``, at most ``max_long_prefills`` are read at a time, and shorter ones pass those that wait.
     With ``target_step_s``, prompts get fewer tokens, and fewer sequences run, where steps take longer than that.
+
+    ``speculative`` names a row of ``DRAFTERS``, or ``none``: at most ``num_draft_tokens`` guesses of what follows are
+    checked in one step for each sequence, as far as there is room.
     """
 
     backend: str = "cpu"
@@ -50,11 +54,19 @@ class EngineConfig:
     max_long_prefills: int | None = None
     long_prompt_tokens: int = 1024
     target_step_s: float | None = None
+    speculative: str = NO_DRAFTER
+    num_draft_tokens: int = 4
     num_threads: int | None = None
     activation_divisor: float = 127.0
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "long_prompt_tokens"):
+        for name in (
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "block_size",
+            "long_prompt_tokens",
+            "num_draft_tokens",
+        ):
             if getattr(self, name) < 1:
                 raise RecipeError(f"engine.{name}: {getattr(self, name)} is below 1")
         for name in (
@@ -78,7 +90,12 @@ class EngineConfig:
             kv_mode(self.kv_dtype, "engine.kv_dtype")
 
     def _check_schedule(self) -> None:
-        for name, known in (("policy", POLICIES), ("batching", BATCHING_MODES), ("admission", ADMISSIONS)):
+        for name, known in (
+            ("policy", POLICIES),
+            ("batching", BATCHING_MODES),
+            ("admission", ADMISSIONS),
+            ("speculative", (NO_DRAFTER, *DRAFTERS)),
+        ):
             if getattr(self, name) not in known:
                 raise RecipeError(
                     f"engine.{name}: unknown '{getattr(self, name)}'{suggest(getattr(self, name), known)}"

@@ -6,7 +6,8 @@ one leaves a RequestOutput until ``take_output``. Ended means: an end-of-sequenc
 ``max_tokens``, ``abort``, or an error that concerns this sample only.
 
 A step: the scheduler says who advances; shared blocks that are written into are copied; the model runs; tokens are
-chosen; the scheduler notes what is computed, and full blocks become known as prefixes; samples that ended leave.
+chosen and, where some were guessed, compared; the scheduler notes what is computed, and full blocks become known as
+prefixes; samples that ended leave.
 
 An engine belongs to one thread at a time: no method may run while another does.
 """
@@ -41,6 +42,7 @@ from quantpipe.engine.request import (
 from quantpipe.engine.runner import Advanced, ModelRunner
 from quantpipe.engine.sample_group import SampleGroup, append_tokens, finish_reason
 from quantpipe.engine.scheduler import Advance, Scheduler, Step
+from quantpipe.engine.speculative.drafter import DRAFTERS, NO_DRAFTER, Drafter
 from quantpipe.engine.stats import EngineCounters, EngineStats
 from quantpipe.engine.warm_up import take_first_steps
 from quantpipe.errors import ArtifactError, QuantpipeError, RecipeError, RequestError, suggest
@@ -54,10 +56,18 @@ MAX_WAIT_S = 0.005
 
 
 class Engine:
-    """A loaded model that serves many requests at once. Use from one thread at a time."""
+    """A loaded model that serves many requests at once. Use from one thread at a time.
+
+    ``drafter`` takes the place of the one that ``config.speculative`` names.
+    """
 
     def __init__(
-        self, executor: Executor, config: EngineConfig, kv_dtype: str = "auto", artifact_digest: str = ""
+        self,
+        executor: Executor,
+        config: EngineConfig,
+        kv_dtype: str = "auto",
+        artifact_digest: str = "",
+        drafter: Drafter | None = None,
     ) -> None:
         self.config = config
         self.description = executor.description
@@ -75,6 +85,7 @@ class Engine:
             config,
             max_scored_rows,
             self._prefix_cache if config.prefix_cache else None,
+            DRAFTERS[config.speculative]() if drafter is None and config.speculative != NO_DRAFTER else drafter,
         )
         self._eos_token_ids = frozenset(self.description.eos_token_ids)
         self._unfinished: dict[str, SampleGroup] = {}
@@ -186,10 +197,15 @@ class Engine:
             advanced = self._runner.run(step)
         self._count(step, time.monotonic() - started_s)
         failed = [advance.seq for advance, got in zip(step.advances, advanced, strict=True) if got.error is not None]
+        # Before the commit, to which guesses count that have become tokens.
+        endings = [
+            append_tokens(advance.seq, got.token_ids, got.logprobs)
+            for advance, got in zip(step.advances, advanced, strict=True)
+        ]
         self._scheduler.commit(step, failed, time.monotonic())
         outputs: list[StepOutput] = []
-        for advance, got in zip(step.advances, advanced, strict=True):
-            outputs += self._update(advance.seq, got)
+        for advance, got, ending in zip(step.advances, advanced, endings, strict=True):
+            outputs += self._update(advance.seq, got, ending)
         flushed = self._flush(outputs)
         self._raise_sink_failure(step.advances, advanced, flushed)
         self._check_idle_pool(flushed)
@@ -244,13 +260,19 @@ class Engine:
             **asdict(self._counters),
         )
 
-    def _update(self, seq: Sequence, got: Advanced) -> list[StepOutput]:
-        """Give a sequence what it got, and the forks that begin here; nothing is said while a prompt is being read."""
+    def _update(self, seq: Sequence, got: Advanced, ending: tuple[int, FinishReason | None]) -> list[StepOutput]:
+        """What a sequence got, and the forks that begin here; nothing is said while a prompt is being read.
+
+        ``ending`` is how many of its new tokens it took, and whether it ended with them.
+        """
         seq.prompt_logprobs += got.prompt_logprobs
         forks = seq.pending_forks
         if got.error is not None:
             self._counters.nonfinite_failures += got.is_nonfinite * (1 + len(forks))
             return [self._fail(failed, got.error) for failed in (*forks, seq)]
+        if got.is_undecided:
+            seq.takes_drafts = False
+        self._counters.accepted_tokens += min(got.num_accepted, ending[0])
         if not got.token_ids:
             reason = finish_reason(seq)
             if reason is None:
@@ -260,11 +282,12 @@ class Engine:
         for fork in forks:  # all of them before any ends: until then the parent holds what they share
             self._scheduler.fork(seq, fork)
         seq.num_pending_forks = 0
-        samples = zip((seq, *forks), (got, *got.forks), strict=True)
-        return [self._append(own, sample) for own, sample in samples]
+        outputs = [self._said(seq, got, *ending)]
+        for fork, sample in zip(forks, got.forks, strict=True):
+            outputs.append(self._said(fork, sample, *append_tokens(fork, sample.token_ids, sample.logprobs)))
+        return outputs
 
-    def _append(self, seq: Sequence, got: Advanced) -> StepOutput:
-        num_added, reason = append_tokens(seq, got.token_ids, got.logprobs)
+    def _said(self, seq: Sequence, got: Advanced, num_added: int, reason: FinishReason | None) -> StepOutput:
         self._counters.generated_tokens += num_added
         if reason is not None:
             self._finish(seq, reason)

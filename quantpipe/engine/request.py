@@ -149,6 +149,8 @@ class Sequence:
     Of ``block_table``, the first ``num_shared_blocks`` were there before it; of its prompt, ``num_cached_tokens`` when
     it was first admitted. What its place in the order depends on is settled when it arrives: its ``number``, how long
     an output is expected of it, and how long a token took then.
+
+    ``takes_drafts`` is whether tokens may be guessed for it: not once there was none to choose with guesses behind it.
     """
 
     request: Request
@@ -167,6 +169,7 @@ class Sequence:
     number: int = 0
     expected_new_tokens: int = 0
     token_s: float = 0.0
+    takes_drafts: bool = True
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     _sampled: Sampled = field(init=False, repr=False)

@@ -14,6 +14,7 @@ from quantpipe.engine.batch import build_batch
 from quantpipe.engine.request import TokenLogprob
 from quantpipe.engine.sampler import Floats
 from quantpipe.engine.scheduler import Advance, Step
+from quantpipe.engine.speculative.verify import Verification, verify
 
 UNUSABLE_LOGITS = "model: logits are not finite; the weights or activations overflow on this input"
 NO_TOKEN_LEFT = (
@@ -24,6 +25,9 @@ NO_TOKEN_LEFT = (
 @dataclass(frozen=True)
 class Advanced:
     """What one sequence got out of a step: new tokens, none while its prompt is being read.
+
+    Of guessed ones the first ``num_accepted`` proved right. ``is_undecided`` says that there was no token to choose
+    behind the last: only without guesses in the same step is it certain that they are not to blame.
 
     ``forks`` are the same for each of its pending forks, once it is read. With ``error`` the sequence cannot go on, nor
     its pending forks; ``is_nonfinite`` says that the model's logits are to blame. ``sink_failure`` is what the caller's
@@ -37,6 +41,8 @@ class Advanced:
     is_nonfinite: bool = False
     sink_failure: Exception | None = None
     forks: "tuple[Advanced, ...]" = ()
+    num_accepted: int = 0
+    is_undecided: bool = False
 
 
 class ModelRunner:
@@ -51,10 +57,14 @@ class ModelRunner:
         """One entry per sequence of the step, in its order."""
         self._copy(step)
         logits_RV = self.executor.forward(build_batch(step, self.kv_cache.block_size), self.kv_cache).numpy()
+        verified = _verify(logits_RV, step)
         advanced, first = [], 0
         for advance, chosen in zip(step.advances, _sample(logits_RV, step), strict=True):
             rows_RV = logits_RV[first : first + advance.num_logit_rows]
             first += advance.num_logit_rows
+            if advance.draft_ids:
+                advanced.append(_read_verified(rows_RV, advance, verified.pop(0)))
+                continue
             error = _error(rows_RV, advance, chosen)
             advanced.append(_read_off(rows_RV, advance, chosen) if error is None else error)
         return advanced
@@ -69,14 +79,15 @@ class ModelRunner:
 
 
 def _sample(logits_RV: Floats, step: Step) -> list[list[int | None]]:
-    """For each sequence of the step that has read all of its own tokens a new one, chosen for all of them at once.
+    """For each sequence of the step that has read all of its tokens a new one, chosen for all of them at once.
 
     One whose prompt is now read has another for each of its pending forks, chosen from the same row.
     """
     rows, requests, num_samples, num_rows = [], [], [], 0
     for advance in step.advances:
         num_rows += advance.num_logit_rows
-        seqs = (advance.seq, *advance.seq.pending_forks) if advance.has_sample else ()
+        is_sampled = advance.has_sample and not advance.draft_ids
+        seqs = (advance.seq, *advance.seq.pending_forks) if is_sampled else ()
         num_samples.append(len(seqs))
         for seq in seqs:
             rows.append(num_rows - 1)
@@ -86,6 +97,28 @@ def _sample(logits_RV: Floats, step: Step) -> list[list[int | None]]:
     is_every_row = rows == list(range(num_rows))
     token_ids = iter(sampler.sample(logits_RV if is_every_row else logits_RV[rows], requests))
     return [list(islice(token_ids, num)) for num in num_samples]
+
+
+def _verify(logits_RV: Floats, step: Step) -> list[Verification]:
+    """For each sequence of the step that read guesses too, which of them hold, and a token behind those."""
+    verifications, num_rows = [], 0
+    for advance in step.advances:
+        if advance.draft_ids:
+            verifications.append(Verification(advance.draft_ids, num_rows, advance.seq.sampled()))
+        num_rows += advance.num_logit_rows
+    verify(logits_RV, verifications)
+    return verifications
+
+
+def _read_verified(logits_RV: Floats, advance: Advance, verified: Verification) -> Advanced:
+    """The tokens that hold and the one behind them, with their log-probabilities; each has a row of its own."""
+    token_ids = [token_id for token_id in verified.chosen if token_id is not None]
+    logprobs: list[TokenLogprob] = []
+    num_top = advance.seq.request.params.logprobs
+    if token_ids and num_top is not None:
+        logprobs = sampler.token_logprobs(logits_RV[: len(token_ids)], token_ids, num_top)
+    is_undecided = len(token_ids) < len(verified.chosen)
+    return Advanced(tuple(token_ids), tuple(logprobs), num_accepted=verified.num_accepted, is_undecided=is_undecided)
 
 
 def _error(logits_RV: Floats, advance: Advance, chosen: list[int | None]) -> Advanced | None:

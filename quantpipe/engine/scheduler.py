@@ -12,6 +12,8 @@ it decodes, a chunk where it reads a prompt or comes back from preemption. A pol
    limit and the room for what they will yet take allow. One that does not fit is not overtaken. Long prompts alone
    stand in a lane of their own, where only so many are read at a time. What the prefix cache knows of a sequence, it
    need not read: a preempted one mostly finds its own blocks again.
+4. With a drafter, what tokens and blocks are still left go to guesses for those that decode, unless blocks were so
+   short that somebody was preempted.
 """
 
 import itertools
@@ -27,6 +29,8 @@ from quantpipe.engine.config import EngineConfig
 from quantpipe.engine.policies import POLICIES, STATIC_POLICIES
 from quantpipe.engine.prefix_cache import PrefixCache
 from quantpipe.engine.request import Sequence
+from quantpipe.engine.speculative.drafter import Drafter
+from quantpipe.engine.speculative.drafting import Drafting
 from quantpipe.engine.step import Advance as Advance
 from quantpipe.engine.step import Budget, advance_of
 from quantpipe.engine.step import Step as Step
@@ -54,12 +58,18 @@ class _Plan:
 
 class Scheduler:
     """The queue of waiting sequences, the running ones, and the blocks they hold. Without ``prefix_cache`` none share.
+    Without ``drafter`` nothing is guessed.
 
     ``max_scored_rows`` bounds the prompt positions per step whose logits are wanted, as each is a vocabulary wide.
     """
 
     def __init__(
-        self, pool: BlockPool, config: EngineConfig, max_scored_rows: int, prefix_cache: PrefixCache | None = None
+        self,
+        pool: BlockPool,
+        config: EngineConfig,
+        max_scored_rows: int,
+        prefix_cache: PrefixCache | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         self.pool = pool
         self.config = config
@@ -80,6 +90,7 @@ class Scheduler:
         self._num_refusals = 0
         self._order: list[Sequence] | None = None  # of those that run, until somebody comes or goes
         self._tables = BlockTables(pool, config.block_size, prefix_cache)
+        self._drafting = None if drafter is None else Drafting(drafter, config.num_draft_tokens, self._tables)
 
     @property
     def has_unfinished(self) -> bool:
@@ -107,6 +118,8 @@ class Scheduler:
             self._leave(seq)
         else:
             self.waiting.remove(seq)
+        if self._drafting is not None:
+            self._drafting.forget(seq)
         if is_complete:
             self.output_lengths.record(seq.num_generated_tokens)
 
@@ -124,26 +137,36 @@ class Scheduler:
     def schedule(self, now_s: float) -> Step:
         """Choose the next step and allocate its blocks. Nothing advances until ``commit``."""
         self._started_s = now_s
+        if self._drafting is not None:
+            self._drafting.take_back()
         plan = self._plan(now_s)
         self._advance_running(plan)
         if self.waiting and not plan.has_preempted:
             self._admit(plan)
+        if self._drafting is not None and not plan.has_preempted:
+            self._drafting.extend(plan.advances, self._draft_room(plan))
         wait_s = 0.0 if plan.advances else self._batching.wait_s(len(self.waiting), now_s)
         return Step(tuple(plan.advances), tuple(plan.copies.values()), wait_s)
 
     def commit(self, step: Step, failed: Collection[Sequence] = (), now_s: float | None = None) -> None:
         """The step was computed: its keys and values are in the cache, to be shared but for those of ``failed``.
 
+        Of guesses, those count that are tokens of their sequence by now. What wrong ones left in the cache lies behind
+        its tokens, where whatever is read next takes its place; nothing looks at it before.
+
         ``now_s`` is when it ended; without it nothing is learned about how long steps take.
         """
         num_tokens, block_size = 0, self.config.block_size
-        for seq, start, num_own, _, _ in step.advances:
-            end = start + num_own
-            num_tokens += num_own
+        for seq, start, num_read, _, draft_ids in step.advances:
+            end = start + num_read
+            num_tokens += num_read
+            if draft_ids and self._drafting is not None:
+                end = seq.num_tokens - 1
+                self._drafting.observe(seq, len(draft_ids), max(0, end - start - 1))
             seq.num_computed_tokens = end
             if end > seq.num_seen_tokens:
                 seq.num_seen_tokens = end
-            if end % block_size < num_own or seq in failed:  # it filled a block, or never will
+            if end % block_size < end - start or seq in failed:  # it filled a block, or never will
                 self._tables.register(seq, end, seq in failed)
         if now_s is not None:
             step_s = now_s - self._started_s
@@ -232,6 +255,11 @@ class Scheduler:
                 return
             num_places -= 1
             num_long -= self.waiting.is_long(seq)
+
+    def _draft_room(self, plan: _Plan) -> int:
+        """How many guesses a step has tokens and rows of logits for, when everybody has got what they need."""
+        num_tokens = sum([advance.num_tokens for advance in plan.advances])
+        return min(self.batch_limit.num_tokens - num_tokens, plan.budget.num_scored_rows)
 
     def _was_just_refused(self, seq: Sequence) -> bool:
         if seq is not self._refused or self._num_refusals == RETRY_STEPS:

@@ -10,7 +10,8 @@ class Advance(NamedTuple):
     """Sequence ``seq`` reads its tokens ``start .. start + num_tokens``; the logits of the last few are wanted.
 
     ``draft_ids`` are guesses of what follows its own tokens. They are the last of ``num_tokens``, and a row of logits
-    is wanted for each of them and for the token before them: as many may be chosen as prove right, and one more.
+    is wanted for each of them and for the token before them: as many may be chosen as prove right, and one more. Only a
+    sequence that decodes has any.
     """
 
     seq: Sequence

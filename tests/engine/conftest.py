@@ -5,6 +5,7 @@ A wrong slot, position, block table or context length changes the history it see
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from random import Random
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from quantpipe.backends.protocol import BatchInput
+from quantpipe.engine import request
 from quantpipe.engine.draws import sample_seed
 from quantpipe.engine.sampled import Sampled
 from quantpipe.engine.sampler import sample
@@ -95,6 +97,33 @@ class FakeExecutor:
         return torch.from_numpy(np.stack(logits)) if logits else torch.empty(0, VOCAB)
 
 
+class OracleDrafter:
+    """Guesses what the model will choose, but for ``wrong_frac`` of the tokens, which are off by one."""
+
+    def __init__(self, wrong_frac: float = 0.0) -> None:
+        self.wrong_frac = wrong_frac
+        self.rng = Random(0)
+        self.num_drafts: list[int] = []
+        self.forgotten: list[request.Sequence] = []
+
+    def propose(self, wanted: list[tuple[request.Sequence, int]]) -> list[tuple[int, ...]]:
+        self.num_drafts += [num for _, num in wanted]
+        return [self._guess(seq, num) for seq, num in wanted]
+
+    def forget(self, seq: request.Sequence) -> None:
+        self.forgotten.append(seq)
+
+    def _guess(self, seq: request.Sequence, num: int) -> tuple[int, ...]:
+        token_ids, sampled = list(seq.token_ids), seq.sampled().after(())
+        for _ in range(num):
+            [token_id] = sample(dense_logits(token_ids).numpy()[None], [sampled])
+            if token_id is None or self.rng.random() < self.wrong_frac:
+                token_id = (token_ids[-1] + 1) % VOCAB
+            token_ids.append(token_id)
+            sampled.append(token_id)
+        return tuple(token_ids[len(seq.token_ids) :])
+
+
 def dense_greedy(prompt_ids: Sequence[int], num_new: int, stop: frozenset[int] = frozenset()) -> tuple[int, ...]:
     """What the same model generates alone, with no cache, batch or schedule."""
     token_ids = list(prompt_ids)
@@ -133,6 +162,7 @@ def dense_logits(token_ids: Sequence[int]) -> Tensor:
 def fake_model() -> SimpleNamespace:
     return SimpleNamespace(
         executor=FakeExecutor,
+        oracle=OracleDrafter,
         dense_greedy=dense_greedy,
         dense_samples=dense_samples,
         dense_logits=dense_logits,

@@ -63,15 +63,17 @@ def plain_loop(fake_model: SimpleNamespace, prompt_ids: tuple[int, ...], params:
     st.integers(1, 5),
     st.integers(0, 9),
     st.sampled_from(["peak", "greedy"]),
+    st.none() | st.sampled_from([0.0, 0.3]),
     st.randoms(use_true_random=False),
 )
-def test_tokens_are_those_of_a_plain_loop_in_any_batch_and_order_and_after_preemption(
+def test_tokens_are_those_of_a_plain_loop_in_any_batch_and_order_guessed_or_not_and_after_preemption(
     fake_model: SimpleNamespace,
     schedule: list[tuple[tuple[int, ...], SamplingParams, int]],
     spare_blocks: int,
     max_num_seqs: int,
     spare_tokens: int,
     admission: str,
+    wrong_frac: float | None,
     random: Random,
 ) -> None:
     config = EngineConfig(
@@ -82,7 +84,8 @@ def test_tokens_are_those_of_a_plain_loop_in_any_batch_and_order_and_after_preem
         max_num_batched_tokens=max_num_seqs + spare_tokens,
         admission=admission,
     )
-    engine = Engine(fake_model.executor(eos_token_ids=(EOS,)), config)
+    drafter = None if wrong_frac is None else fake_model.oracle(wrong_frac)
+    engine = Engine(fake_model.executor(eos_token_ids=(EOS,)), config, drafter=drafter)
     order = list(enumerate(schedule))
     random.shuffle(order)
     time = 0

@@ -1,5 +1,5 @@
-"""However requests arrive, are ordered, chunked, batched, forked, preempted or aborted, each one's tokens are those it
-gets alone.
+"""However requests arrive, are ordered, chunked, batched, forked, guessed, preempted or aborted, each one's tokens are
+those it gets alone.
 """
 
 import math
@@ -104,6 +104,8 @@ configs = st.builds(
     max_long_prefills=st.none() | st.integers(1, 2),
     long_prompt_tokens=st.integers(5, 25),
     target_step_s=st.none() | st.sampled_from([1e-6, 0.001]),
+    speculative=st.sampled_from(["none", "ngram"]),
+    num_draft_tokens=st.integers(1, 9),
 )
 
 
@@ -160,12 +162,13 @@ class Run:
 
 
 @settings(max_examples=60, deadline=None)
-@given(plans, configs)
+@given(plans, configs, st.none() | st.sampled_from([0.0, 0.3, 1.0]))
 def test_tokens_equal_those_of_a_dense_loop(
-    fake_model: SimpleNamespace, schedule: list[Plan], config: EngineConfig
+    fake_model: SimpleNamespace, schedule: list[Plan], config: EngineConfig, wrong_frac: float | None
 ) -> None:
     executor = fake_model.executor(eos_token_ids=(STOP,))
-    engine = Engine(executor, config)
+    drafter = None if wrong_frac is None else fake_model.oracle(wrong_frac)
+    engine = Engine(executor, config, drafter=drafter)
     run = Run(engine, schedule)
     run.to_the_end()
     for i, plan in enumerate(schedule):

@@ -1,0 +1,1 @@
+"""Guessing tokens ahead and keeping those that the model would have chosen."""
