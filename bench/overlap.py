@@ -10,9 +10,9 @@ import csv
 import time
 from pathlib import Path
 
-from quantpipe.calibration.language import detect
-from quantpipe.calibration.leakage import EvalText, LeakageIndex, LeakReport
-from quantpipe.calibration.near_duplicates import NearDuplicates
+from quantpipe.calibration.checks.leakage import EvalText, LeakageIndex, LeakReport
+from quantpipe.calibration.checks.near_duplicates import NearDuplicates
+from quantpipe.calibration.text.language import detect
 
 
 def read(file: Path, field: str) -> list[str]:

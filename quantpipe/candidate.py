@@ -15,11 +15,12 @@ from types import MappingProxyType
 from typing import Any
 
 from quantpipe import __version__, formats, quantize
+from quantpipe.calibrate.coverage.run_coverage import report_coverage, withdraw_coverage
+from quantpipe.calibrate.recipe_blocks import budget_of, calibrate, is_packed_apart, write_manifest
 from quantpipe.calibration import CalibrationSet
-from quantpipe.calibration.coverage import HeldOutIds
-from quantpipe.calibration.leakage import EvalText
-from quantpipe.calibration.rendering import Renderer
-from quantpipe.calibration_coverage import report_coverage, withdraw_coverage
+from quantpipe.calibration.checks.leakage import EvalText
+from quantpipe.calibration.templates.renderer import Renderer
+from quantpipe.calibration.views.coverage import HeldOutIds
 from quantpipe.engine.config import EngineConfig
 from quantpipe.errors import ArtifactError, DataError, RecipeError
 from quantpipe.evaluate.parity import check_parity, require_parity
@@ -39,7 +40,6 @@ from quantpipe.quantize.transforms.transform import TransformRecord
 from quantpipe.quantize.writing import write_quantized
 from quantpipe.recipe.quantize_section import GptqSolver
 from quantpipe.recipe.schema import Recipe
-from quantpipe.recipe_calibration import budget_of, calibrate, is_packed_apart, write_manifest
 from quantpipe.report import Reporter
 from quantpipe.sources.base_model import BaseModel
 

@@ -68,8 +68,8 @@ def schema(markdown: bool, calibration_set: bool) -> None:
     import json
 
     if calibration_set:
-        from quantpipe.calibration.reference import set_reference as reference
-        from quantpipe.calibration.reference import set_schema as schema_of
+        from quantpipe.calibration.definition.reference import set_reference as reference
+        from quantpipe.calibration.definition.reference import set_schema as schema_of
     else:
         from quantpipe.recipe.reference import key_reference as reference
         from quantpipe.recipe.reference import recipe_schema as schema_of

@@ -43,8 +43,8 @@ def build_command(quiet: bool, out: Path | None, **asked: Any) -> None:
     The folder written with --out can be `calibration.set` of a recipe.
     """
     reporter = open_reporter(quiet)
-    from quantpipe.calibrate_commands import build_set
-    from quantpipe.calibration_plan import Asked
+    from quantpipe.calibrate.commands import build_set
+    from quantpipe.calibrate.plan import Asked
 
     click.echo(build_set(Asked(**asked), out, cache_folder(), reporter))
 
@@ -60,8 +60,8 @@ def inspect_command(quiet: bool, show: int, activations: bool, as_json: bool, **
     A set with fewer tokens than asked is shown as far as it goes.
     """
     reporter = open_reporter(quiet)
-    from quantpipe.calibrate_commands import inspect_set
-    from quantpipe.calibration_plan import Asked
+    from quantpipe.calibrate.commands import inspect_set
+    from quantpipe.calibrate.plan import Asked
 
     click.echo(inspect_set(Asked(**asked, allow_shortfall=True), show, activations, as_json, cache_folder(), reporter))
 
@@ -100,9 +100,9 @@ def compare_command(
 
     loaded = load_recipe(recipe, overrides)
     reporter = open_reporter(quiet)
-    from quantpipe.comparison import compare_sets
-    from quantpipe.comparison_report import render_text
-    from quantpipe.comparison_texts import Wanted
+    from quantpipe.calibrate.compare.comparison import compare_sets
+    from quantpipe.calibrate.compare.comparison_report import render_text
+    from quantpipe.calibrate.compare.comparison_texts import Wanted
 
     folders = [Path(part.strip()) for part in sets.split(",") if part.strip()]
     wanted = Wanted(dict(map(_labelled, texts)), num_windows, window_tokens)

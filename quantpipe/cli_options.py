@@ -32,7 +32,7 @@ def read_recipe(path: Path, overrides: Sequence[str]) -> "Recipe":
 
     recipe = load_recipe(path, overrides)
     if recipe.calibration is not None:
-        from quantpipe.calibration.definition import SetDefinition, set_of_recipe
+        from quantpipe.calibration.definition.set_definition import SetDefinition, set_of_recipe
         from quantpipe.calibration.readers.files import require_files
 
         definition = set_of_recipe(recipe)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from quantpipe.errors import QuantpipeError
 
-CALIBRATION = str(Path(__file__).parent / "calibration")
+READ_ROWS = tuple(str(Path(__file__).parent / package) for package in ("calibration", "calibrate"))
 
 
 def one_line(error: BaseException) -> str:
@@ -41,7 +41,7 @@ def traceback_text(error: BaseException) -> str:
 def may_quote_rows(error: BaseException) -> bool:
     """Whether an error that is none of ours went through the code that reads rows."""
     frames = traceback.extract_tb(error.__traceback__)
-    return not isinstance(error, QuantpipeError) and any(frame.filename.startswith(CALIBRATION) for frame in frames)
+    return not isinstance(error, QuantpipeError) and any(frame.filename.startswith(READ_ROWS) for frame in frames)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

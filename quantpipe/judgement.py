@@ -12,10 +12,10 @@ from pathlib import Path
 from quantpipe.bench.latency import num_text_tokens, run_bench
 from quantpipe.bench.workload import vocabulary_text
 from quantpipe.calibration.calibration_set import BuildContext
-from quantpipe.calibration.definition import set_of_recipe
-from quantpipe.calibration.heldout import HeldOut, read_held_out
-from quantpipe.calibration.leakage import EvalText
-from quantpipe.calibration.self_text import WriteText
+from quantpipe.calibration.checks.leakage import EvalText
+from quantpipe.calibration.definition.set_definition import set_of_recipe
+from quantpipe.calibration.held_out.held_out_rows import HeldOut, read_held_out
+from quantpipe.calibration.samples.self_text import WriteText
 from quantpipe.engine.config import EngineConfig
 from quantpipe.engine.engine import Engine
 from quantpipe.engine.tokenizer import Tokenizer

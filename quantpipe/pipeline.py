@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from quantpipe.calibration_coverage import coverage_fact
+from quantpipe.calibrate.coverage.run_coverage import coverage_fact
+from quantpipe.calibrate.self_text.own_texts import OwnTexts, own_texts
 from quantpipe.candidate import Candidate, make_candidate
 from quantpipe.engine.config import EngineConfig
 from quantpipe.errors import ArtifactError, DataError
@@ -25,7 +26,6 @@ from quantpipe.models import describe
 from quantpipe.models.weights import check_tensors
 from quantpipe.recipe.schema import Recipe
 from quantpipe.report import Reporter
-from quantpipe.self_text import OwnTexts, own_texts
 from quantpipe.sources.base_model import BaseModel, resolve_model
 
 

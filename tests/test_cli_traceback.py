@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from quantpipe.calibration.definition import load_set
-from quantpipe.calibration.overview import overview
+from quantpipe.calibration.definition.set_definition import load_set
+from quantpipe.calibration.views.overview import overview
 from quantpipe.cli_traceback import may_quote_rows, one_line, traceback_text
 from quantpipe.errors import DataError
 

@@ -1,14 +1,15 @@
 """Calibration sets: from a folder with ``set.yaml`` to exact blocks of token ids, with an account of every source.
 
-A set has sources (``definition``); each yields samples (``jsonl``, ``python_stdlib``); samples become token ids that
-start with at most one BOS and end with exactly one EOS (``rendering``); a seeded choice of them is laid end to end and
-cut into blocks (``packing``). Light to import: transformers is loaded only when a tokenizer is opened.
+``definition`` says what a set may hold. ``build`` reads rows (``readers``) as samples (``samples``), leaves out what
+overlaps an evaluation or is held out (``checks``), takes a seeded choice that fills the budget (``sampling``), replaces
+personal data (``redaction``), renders token ids (``templates``), and lays them end to end in blocks. Light to import:
+transformers is loaded only when a tokenizer is opened.
 """
 
 from quantpipe.calibration.account import SourceAccount, account_table
 from quantpipe.calibration.build import build_calibration
 from quantpipe.calibration.calibration_set import Budget, BuildContext, CalibrationSet, Document, digest_blocks
-from quantpipe.calibration.definition import SetDefinition, load_set
+from quantpipe.calibration.definition.set_definition import SetDefinition, load_set
 
 __all__ = [
     "Budget",

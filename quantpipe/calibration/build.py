@@ -4,22 +4,22 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from quantpipe.calibration.accounting import dropped_rows, source_accounts
 from quantpipe.calibration.calibration_set import Budget, BuildContext, CalibrationSet, Document, digest_blocks
-from quantpipe.calibration.candidates import Candidate, Candidates
-from quantpipe.calibration.cells import Cell, PoolTooSmallError
-from quantpipe.calibration.definition import SetDefinition, load_set
-from quantpipe.calibration.leakage import LeakageIndex
-from quantpipe.calibration.manifest import BuildRequest, calibration_manifest, row_hash, shown_path
-from quantpipe.calibration.packing import Packed, Piece, pack, pack_separately, truncate
+from quantpipe.calibration.checks.leakage import LeakageIndex
+from quantpipe.calibration.definition.set_definition import SetDefinition, load_set
 from quantpipe.calibration.redaction import open_redactor
 from quantpipe.calibration.redaction.placeholders import placeholder_key, read_secret
-from quantpipe.calibration.rendering import Renderer
 from quantpipe.calibration.rows import BAD_ROW, RowProblems
-from quantpipe.calibration.selection import Selection, select
-from quantpipe.calibration.shortfall import check_size, counted, require_rows
-from quantpipe.calibration.sources import RowKeys
-from quantpipe.calibration.survey import Survey, pool_chars, survey
+from quantpipe.calibration.sampling.accounting import dropped_rows, source_accounts
+from quantpipe.calibration.sampling.candidates import Candidate, Candidates
+from quantpipe.calibration.sampling.cells import Cell, PoolTooSmallError
+from quantpipe.calibration.sampling.packing import Packed, Piece, pack, pack_separately, truncate
+from quantpipe.calibration.sampling.selection import Selection, select
+from quantpipe.calibration.sampling.set_renderer import open_renderer
+from quantpipe.calibration.sampling.shortfall import check_size, counted, require_rows
+from quantpipe.calibration.sampling.survey import Survey, pool_chars, survey
+from quantpipe.calibration.stored.manifest import BuildRequest, calibration_manifest, row_hash, shown_path
+from quantpipe.calibration.templates.renderer import Renderer
 from quantpipe.errors import DataError
 from quantpipe.report import Progress, no_progress
 
@@ -72,20 +72,6 @@ def _endless(definition: SetDefinition, found: Survey) -> str:
         "as too short for packing: truncate, by the cap on groups), and more do not fit in memory; lower "
         "calibration.num_sequences, or change near_duplicates, packing or max_group_frac"
     )
-
-
-def open_renderer(definition: SetDefinition, tokenizer_folder: Path) -> Renderer:
-    """What renders the set's rows. Raises DataError where the tokenizer lacks what the set needs."""
-    sources = enumerate(definition.sources)
-    files = {
-        index: definition.folder / source.template_file
-        for index, source in sources
-        if isinstance(source, RowKeys) and source.template_file is not None
-    }
-    renderer = Renderer(tokenizer_folder, files)
-    if any(isinstance(source, RowKeys) and source.uses_template for source in definition.sources):
-        renderer.require_template()
-    return renderer
 
 
 def _finish(request: BuildRequest, renderer: Renderer, found: Survey) -> CalibrationSet:

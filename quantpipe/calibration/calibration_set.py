@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from quantpipe.calibration.account import SourceAccount
-from quantpipe.calibration.self_text import WriteText
+from quantpipe.calibration.samples.self_text import WriteText
 
 if TYPE_CHECKING:
-    from quantpipe.calibration.leakage import EvalText
+    from quantpipe.calibration.checks.leakage import EvalText
 
 OnLeakage = Literal["refuse", "drop"]
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from quantpipe.calibration.leakage import NGRAM_WORDS, EvalText
-from quantpipe.calibration.words import words
+from quantpipe.calibration.checks.leakage import NGRAM_WORDS, EvalText
+from quantpipe.calibration.text.words import words
 from quantpipe.evaluate.divergence import read_text, text_files
 from quantpipe.evaluate.suite import Suite
 from quantpipe.evaluate.tasks import ITEM_FIELDS, EvalTask

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+from quantpipe.calibration.definition.sources import FileSource
 from quantpipe.calibration.readers import read_rows
 from quantpipe.calibration.rows import Row, RowProblems, SourceReading
-from quantpipe.calibration.sources import FileSource
 
 
 class Reading:

@@ -14,8 +14,8 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from quantpipe.calibration import Budget, BuildContext, SourceAccount, build_calibration
 from quantpipe.calibration.calibration_set import digest_blocks
-from quantpipe.calibration.holdout import holdout_key, is_held_out
-from quantpipe.calibration.leakage import EvalText
+from quantpipe.calibration.checks.holdout import holdout_key, is_held_out
+from quantpipe.calibration.checks.leakage import EvalText
 from quantpipe.errors import DataError
 
 Make = Callable[..., Path]

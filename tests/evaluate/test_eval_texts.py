@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from quantpipe.calibration.leakage import EvalText, LeakageIndex
+from quantpipe.calibration.checks.leakage import EvalText, LeakageIndex
 from quantpipe.errors import DataError
 from quantpipe.evaluate.eval_texts import eval_texts
 from quantpipe.evaluate.suite import Suite, load_suite

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from quantpipe.calibration.definition.sources import DatasetSource, FileSource
 from quantpipe.calibration.readers.columns import with_fields
 from quantpipe.calibration.readers.csv_rows import read_csv
 from quantpipe.calibration.readers.dataset_rows import read_dataset
@@ -16,7 +17,6 @@ from quantpipe.calibration.readers.jsonl_rows import read_jsonl
 from quantpipe.calibration.readers.parquet_rows import read_parquet
 from quantpipe.calibration.readers.text_rows import read_text
 from quantpipe.calibration.rows import LimitReached, Row, RowProblems, SourceReading
-from quantpipe.calibration.sources import DatasetSource, FileSource
 
 __all__ = ["files_of", "read_rows"]
 

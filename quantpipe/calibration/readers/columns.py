@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from quantpipe.calibration.field_names import there_are
-from quantpipe.calibration.fields import ABSENT, lookup
+from quantpipe.calibration.definition.sources import DatasetSource, FileSource
+from quantpipe.calibration.readers.field_names import there_are
+from quantpipe.calibration.readers.values import ABSENT, lookup
 from quantpipe.calibration.rows import Row, SourceReading
-from quantpipe.calibration.sources import DatasetSource, FileSource
 from quantpipe.errors import DataError
 
 # A field of JSON objects that none of so many has is a wrong name, and not one that some objects lack.

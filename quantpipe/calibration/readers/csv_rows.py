@@ -5,12 +5,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from quantpipe.calibration.field_names import are_names
+from quantpipe.calibration.definition.sources import FileSource
 from quantpipe.calibration.readers.columns import check_columns
+from quantpipe.calibration.readers.field_names import are_names
 from quantpipe.calibration.readers.files import LONGEST, MAX_ROW_BYTES
 from quantpipe.calibration.readers.lines import Lines, LongRow
 from quantpipe.calibration.rows import EMPTY, Row, RowError, RowProblems, SourceReading, leave_out
-from quantpipe.calibration.sources import FileSource
 from quantpipe.errors import DataError
 
 _DELIMITERS = {",": "','", ";": "';'", "\t": '"\\t"', "|": "'|'"}

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from quantpipe.calibration.definition.sources import DatasetSource
 from quantpipe.calibration.readers.columns import check_columns
 from quantpipe.calibration.rows import Row, SourceReading
-from quantpipe.calibration.sources import DatasetSource
 from quantpipe.errors import DataError
 
 _COMMIT = re.compile(r"@([0-9a-f]{40})(/|$)")

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from quantpipe.calibration.definition.sources import FileSource, Source
 from quantpipe.calibration.readers.gzip_bytes import GzipBytes
 from quantpipe.calibration.rows import FileRead, SourceReading
-from quantpipe.calibration.sources import FileSource, Source
 from quantpipe.errors import DataError
 
 CHUNK_BYTES = 1 << 20

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from quantpipe.calibration.fields import kind_of
+from quantpipe.calibration.definition.sources import KEY_FIELD, FileSource
 from quantpipe.calibration.readers.files import LONGEST, MAX_ROW_BYTES, read_some, skip_mark
+from quantpipe.calibration.readers.values import kind_of
 from quantpipe.calibration.rows import NO_OBJECT, Row, RowError, RowProblems, SourceReading, leave_out
-from quantpipe.calibration.sources import KEY_FIELD, FileSource
 from quantpipe.errors import DataError
 
 _CHUNK_BYTES = 1 << 16

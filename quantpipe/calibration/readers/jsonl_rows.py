@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from quantpipe.calibration.fields import kind_of
+from quantpipe.calibration.definition.sources import FileSource
 from quantpipe.calibration.readers.lines import Lines
+from quantpipe.calibration.readers.values import kind_of
 from quantpipe.calibration.rows import EMPTY, NO_OBJECT, Row, RowError, RowProblems, SourceReading, leave_out
-from quantpipe.calibration.sources import FileSource
 
 
 def read_jsonl(

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from quantpipe.calibration.definition.sources import FileSource
 from quantpipe.calibration.readers.columns import check_columns
 from quantpipe.calibration.rows import Row, SourceReading
-from quantpipe.calibration.sources import FileSource
 from quantpipe.errors import DataError
 
 _BATCH_ROWS = 256

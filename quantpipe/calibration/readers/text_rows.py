@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from quantpipe.calibration.definition.sources import TEXT_FIELD, FileSource
 from quantpipe.calibration.readers.files import LONGEST
 from quantpipe.calibration.readers.lines import Lines, LongRow
 from quantpipe.calibration.rows import Row, RowProblems, SourceReading, leave_out
-from quantpipe.calibration.sources import TEXT_FIELD, FileSource
 from quantpipe.errors import DataError
 
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from quantpipe.calibration.definition.sources import DatasetSource
 from quantpipe.calibration.readers import read_rows
 from quantpipe.calibration.rows import Row, RowProblems, SourceReading
-from quantpipe.calibration.sources import DatasetSource
 from quantpipe.errors import DataError
 
 

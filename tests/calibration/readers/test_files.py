@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from calibration.reading import Reading
 
+from quantpipe.calibration.definition.sources import FileSource
 from quantpipe.calibration.readers import read_rows
 from quantpipe.calibration.readers.files import files_of
 from quantpipe.calibration.rows import Row, RowProblems, SourceReading
-from quantpipe.calibration.sources import FileSource
 from quantpipe.errors import DataError
 
 ROWS = b"text\n" + b"".join(b"row %d\n" % i for i in range(5000))

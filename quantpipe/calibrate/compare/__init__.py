@@ -1,0 +1,1 @@
+"""Calibration sets against each other: what they are measured on, the runs, and what comes out."""

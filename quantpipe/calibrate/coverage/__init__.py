@@ -1,0 +1,1 @@
+"""What a run says of its calibration set, in words and plots."""

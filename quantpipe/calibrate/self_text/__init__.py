@@ -1,0 +1,1 @@
+"""Calibration text that the base model writes itself."""

@@ -1,0 +1,1 @@
+"""Rows that are kept out of calibration, as windows to evaluate on."""

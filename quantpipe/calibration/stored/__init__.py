@@ -1,0 +1,1 @@
+"""What a build leaves on disk: the manifest, and blocks that later runs read."""
