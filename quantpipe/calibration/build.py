@@ -1,6 +1,5 @@
 """From a set to a CalibrationSet: read, choose, pack, and say what became of every source."""
 
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +8,7 @@ from quantpipe.calibration.checks.leakage import LeakageIndex
 from quantpipe.calibration.definition.set_definition import SetDefinition, load_set
 from quantpipe.calibration.redaction import open_redactor
 from quantpipe.calibration.redaction.placeholders import placeholder_key, read_secret
-from quantpipe.calibration.rows import BAD_ROW, RowProblems
+from quantpipe.calibration.rows import RowProblems
 from quantpipe.calibration.sampling.accounting import dropped_rows, source_accounts
 from quantpipe.calibration.sampling.candidates import Candidate, Candidates
 from quantpipe.calibration.sampling.cells import Cell, PoolTooSmallError
@@ -90,6 +89,7 @@ def _finish(request: BuildRequest, renderer: Renderer, found: Survey) -> Calibra
     candidates = Candidates(definition, renderer, redactors, problems, least_tokens=unit)
     selection = select(definition, cells, candidates, budget.num_tokens, unit)
     candidates.raise_if_refused()
+    candidates.raise_if_none_survived()
     drops = [dropped_rows(*each) for each in zip(found.readings, candidates.tallies, strict=True)]
     check_size(definition, selection, budget, request.allow_shortfall, drops)
     packed = _pack(header.packing, selection, budget.sequence_length, renderer.eos)
@@ -144,7 +144,7 @@ def _key(definition: SetDefinition, seed: int) -> bytes:
 
 def _bad_rows(definition: SetDefinition, found: Survey, candidates: Candidates) -> Iterator[str]:
     for source, reading, tally in zip(definition.sources, found.readings, candidates.tallies, strict=True):
-        bad = dict(sorted((reading.bad + Counter({BAD_ROW: tally.dropped[BAD_ROW]})).items()))
+        bad = dict(sorted((reading.bad + tally.bad).items()))
         if sum(bad.values()) > MANY_BAD_FRAC * reading.num_rows:
             text = f"{source.label}: {sum(bad.values()):,} of {reading.num_rows:,} rows are dropped as bad"
             yield f"calibration: {text} ({counted(bad)}); correct the file, or what the set says of it"

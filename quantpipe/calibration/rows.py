@@ -15,6 +15,7 @@ UNKNOWN_LANGUAGE = "und"
 # Why rows are not used, as accounts call it.
 EMPTY, BAD_ROW, FILTERED = "empty", "bad row", "filtered"
 EMPTY_FIELD, NO_FIELD, NO_TEXT, NO_OBJECT = "field is empty", "no field", "field is not text", "not an object"
+BY_TEMPLATE, NOTHING_WRITTEN, NO_WORDS = "refused by the template", "template wrote nothing", "only special tokens"
 Message = dict[str, str]
 
 

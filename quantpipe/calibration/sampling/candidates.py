@@ -15,7 +15,16 @@ import numpy.typing as npt
 from quantpipe.calibration.checks.near_duplicates import NearDuplicates
 from quantpipe.calibration.definition.set_definition import SetDefinition
 from quantpipe.calibration.redaction import Redactor
-from quantpipe.calibration.rows import BAD_ROW, MOST_SHOWN, UNKNOWN_LANGUAGE, RowProblems, Sample, sample_text
+from quantpipe.calibration.rows import (
+    BY_TEMPLATE,
+    MOST_SHOWN,
+    NOTHING_WRITTEN,
+    UNKNOWN_LANGUAGE,
+    RowError,
+    RowProblems,
+    Sample,
+    sample_text,
+)
 from quantpipe.calibration.sampling.pool import Entry
 from quantpipe.calibration.templates.renderer import Renderer
 from quantpipe.calibration.text.language import detect
@@ -24,6 +33,7 @@ from quantpipe.errors import DataError
 
 EXACT_DUPLICATE, NEAR_DUPLICATE = "exact duplicate", "near duplicate"
 SHORT, GROUP_CAP = "shorter than a sequence", "over the group cap"
+MOST_REFUSED = 1000  # where a template has refused so many rows and rendered none, the others are not tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +52,19 @@ class Candidate:
 
 @dataclass
 class SourceTally:
-    """What came of one source's rows that were looked at; copies of a row count as rows."""
+    """What came of one source's rows that were looked at; copies of a row count as rows.
+
+    ``bad`` counts those among ``dropped`` that cannot be rendered; ``first_refusal`` says of one of them why.
+    """
 
     num_rows: int = 0
     num_chars: int = 0
     num_passed: int = 0
     num_passed_tokens: int = 0
+    num_rendered: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
+    bad: Counter[str] = field(default_factory=Counter)
+    first_refusal: str = ""
 
 
 class Candidates:
@@ -81,8 +97,16 @@ class Candidates:
         tally.dropped[EXACT_DUPLICATE] += entry.num_copies - 1
         text = sample_text(sample)
         digest = normal_digest(text)
-        if self._least_tokens > 1 and not self._can_be_long_enough(sample, tally):
+        try:
+            if self._least_tokens > 1 and not self._can_be_long_enough(sample, tally):
+                return None
+            return self._prepared(entry, text, digest, tally)
+        except RowError as error:
+            self._drop_refused(sample, error, tally)
             return None
+
+    def _prepared(self, entry: Entry[Sample], text: str, digest: bytes, tally: SourceTally) -> Candidate | None:
+        sample = entry.item
         if digest in self._seen:
             tally.dropped[EXACT_DUPLICATE] += 1
             return None
@@ -134,20 +158,32 @@ class Candidates:
         """Whether a row has the tokens before redaction: of short rows nearly all end here, before the slow checks."""
         most = self._renderer.most_tokens(sample)
         if most is None or most >= self._least_tokens:
-            most = self._renderer.num_tokens(sample, self._problems)
-        if most is None:
-            self._drop_refused(tally)
-            return False
+            most = self._renderer.num_tokens(sample)
         if most < self._least_tokens:
+            tally.num_rendered += 1
             tally.dropped[SHORT] += 1
             return False
         return True
 
-    def _drop_refused(self, tally: SourceTally) -> None:
+    def raise_if_none_survived(self) -> None:
+        """Raise DataError for a source of which the template refused every row that came to it."""
+        for index, tally in enumerate(self.tallies):
+            num_refused = tally.bad[BY_TEMPLATE] + tally.bad[NOTHING_WRITTEN]
+            if num_refused and not tally.num_rendered:
+                source = f"{self._definition.file}: sources[{index}]: {self._definition.sources[index].label}"
+                rows = "1 row" if num_refused == 1 else f"{num_refused:,} rows"
+                raise DataError(f"{source}: no row survived the template ({rows} tried); {tally.first_refusal}")
+
+    def _drop_refused(self, sample: Sample, error: RowError, tally: SourceTally) -> None:
         """Count a row that cannot be rendered. Raises DataError where there are as many as an error shows."""
-        tally.dropped[BAD_ROW] += 1
+        self._problems.add(sample.where, str(error))
+        tally.dropped[error.reason] += 1
+        tally.bad[error.reason] += 1
+        tally.first_refusal = tally.first_refusal or f"{sample.where}: {error}"
         if self._problems.num_rows >= MOST_SHOWN and not self._problems.is_dropping:
             raise DataError("\n".join([*self._refused, "... the other rows were not tried"]))
+        if tally.bad.total() >= MOST_REFUSED:
+            self.raise_if_none_survived()
 
     @property
     def _refused(self) -> list[str]:
@@ -155,10 +191,8 @@ class Candidates:
         return sorted(self._problems.lines, key=lambda line: [_number(part) for part in re.split(r"(\d+)", line)])
 
     def _token_ids(self, sample: Sample, tally: SourceTally) -> list[int] | None:
-        [token_ids] = self._renderer.encode([sample], self._problems)
-        if token_ids is None:
-            self._drop_refused(tally)
-            return None
+        token_ids = self._renderer.encode(sample)
+        tally.num_rendered += 1
         if len(token_ids) < self._least_tokens:
             tally.dropped[SHORT] += 1
             return None

@@ -4,11 +4,11 @@ The template writes its own special tokens, so its text is encoded without addin
 tokenizer adds one to plain text, one is put in front. White space at the end is dropped, before, between and after EOS.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quantpipe.calibration.rows import RowProblems, Sample
+from quantpipe.calibration.rows import BY_TEMPLATE, NO_WORDS, NOTHING_WRITTEN, RowError, Sample
 from quantpipe.errors import DataError
 
 if TYPE_CHECKING:
@@ -61,31 +61,26 @@ class Renderer:
                 "use a chat model, or a set of plain text"
             )
 
-    def encode(self, samples: Sequence[Sample], problems: RowProblems) -> list[list[int] | None]:
-        """Token ids of each sample; None, and a problem, for one that its template refuses or writes nothing for."""
-        return [self._encoded(sample, problems, is_counted=True) for sample in samples]
+    def encode(self, sample: Sample) -> list[int]:
+        """Its token ids. Raises RowError for a sample that its template refuses or writes nothing for."""
+        return self._encoded(sample, is_counted=True)
 
-    def num_tokens(self, sample: Sample, problems: RowProblems) -> int | None:
+    def num_tokens(self, sample: Sample) -> int:
         """How many token ids ``encode`` gives, without counting what they begin and end with."""
-        token_ids = self._encoded(sample, problems, is_counted=False)
-        return None if token_ids is None else len(token_ids)
+        return len(self._encoded(sample, is_counted=False))
 
     def most_tokens(self, sample: Sample) -> int | None:
         """More token ids than a sample of this text can have; None where a template decides that."""
         return None if self._uses_template(sample) else len(str(sample.content).encode()) + FRAME_TOKENS
 
-    def _encoded(self, sample: Sample, problems: RowProblems, is_counted: bool) -> list[int] | None:
-        text = self._text(sample, problems)
-        if text is None:
-            return None
-        text, num_eos = self._without_eos(text)
+    def _encoded(self, sample: Sample, is_counted: bool) -> list[int]:
+        text, num_eos = self._without_eos(self._text(sample))
         encoded = self._tokenizer(text, add_special_tokens=False, return_attention_mask=False, verbose=False)
         token_ids: list[int] = encoded["input_ids"]
         while token_ids[-1:] == [self.eos] or (num_eos and self._tokenizer.decode(token_ids[-1:]).isspace()):
             num_eos += token_ids.pop() == self.eos  # an EOS that is written in another way
         if all(token in (self._bos, self.eos) for token in token_ids):
-            problems.add(sample.where, self._nothing(sample))
-            return None
+            raise self._nothing(sample)
         if is_counted:
             self.num_double_eos += num_eos > 1
         return self._framed(token_ids, is_counted)
@@ -103,7 +98,7 @@ class Renderer:
     def _uses_template(self, sample: Sample) -> bool:
         return sample.source in self._templates or not isinstance(sample.content, str)
 
-    def _text(self, sample: Sample, problems: RowProblems) -> str | None:
+    def _text(self, sample: Sample) -> str:
         if not self._uses_template(sample):
             return str(sample.content)
         from jinja2 import TemplateError
@@ -111,8 +106,8 @@ class Renderer:
         try:
             return self._by_file(sample) if sample.source in self._templates else self._by_tokenizer(sample)
         except (TemplateError, *_OF_OPERATORS) as error:
-            problems.add(sample.where, f"the {self._writer(sample)} refuses this sample: {self._fault(error, sample)}")
-        return None
+            text = f"the {self._writer(sample)} refuses this sample: {self._fault(error, sample)}"
+            raise RowError(text, BY_TEMPLATE) from None  # what it says may quote the row
 
     def _by_tokenizer(self, sample: Sample) -> str:
         return str(self._tokenizer.apply_chat_template(list(sample.content), tokenize=False))
@@ -124,10 +119,12 @@ class Renderer:
     def _writer(self, sample: Sample) -> str:
         return "template" if sample.source in self._templates else "chat template"
 
-    def _nothing(self, sample: Sample) -> str:
+    def _nothing(self, sample: Sample) -> RowError:
         if self._uses_template(sample):
-            return f"the {self._writer(sample)} writes nothing for this sample; correct the template"
-        return "the text holds nothing but special tokens; fill it, or leave such rows out with bad_rows: drop"
+            text = f"the {self._writer(sample)} writes nothing for this sample; correct the template"
+            return RowError(text, NOTHING_WRITTEN)
+        text = "the text holds nothing but special tokens; fill it, or leave such rows out with bad_rows: drop"
+        return RowError(text, NO_WORDS)
 
     def _fault(self, error: Exception, sample: Sample) -> str:
         """File and line of a template, and the kind of mistake, without anything that the row says."""

@@ -43,7 +43,26 @@ def test_few_refused_rows_are_in_the_order_of_the_file(make_set: Make, make_toke
         build_calibration(folder, make_tokenizer(), Budget(4, 32))
     assert re.findall(r"rows\.jsonl:(\d+): ", str(caught.value)) == ["4", "18", "51"]
     (folder / "set.yaml").write_text((folder / "set.yaml").read_text() + "bad_rows: drop\n")
-    assert build_calibration(folder, make_tokenizer(), Budget(4, 32)).account[0].dropped["bad row"] == 3
+    assert build_calibration(folder, make_tokenizer(), Budget(4, 32)).account[0].dropped["refused by the template"] == 3
+
+
+@pytest.mark.parametrize("allow_shortfall", [False, True])
+@pytest.mark.parametrize("num_rows", [5, 3000])
+def test_a_template_that_refuses_every_row_is_an_error_even_where_such_rows_are_dropped(
+    make_set: Make, make_tokenizer: Make, num_rows: int, allow_shortfall: bool
+) -> None:
+    folder = make_set(text_rows(num_rows, "secret {i}"), "fields: {text: text}\n    template: t.jinja")
+    (folder / "t.jinja").write_text("{{ text[:0] }}\n{{ raise_exception('roles must alternate') }}")
+    with (folder / "set.yaml").open("a") as file:
+        file.write("bad_rows: drop\nnear_duplicates: off\n")
+    with pytest.raises(DataError) as caught:
+        build_calibration(folder, make_tokenizer(), Budget(4, 32), allow_shortfall=allow_shortfall)
+    tried = "5" if num_rows == 5 else "1,000"
+    assert re.fullmatch(
+        rf"\S+/set.yaml: sources\[0\]: rows.jsonl: no row survived the template \({tried} rows tried\); "
+        r"\S+/rows.jsonl:\d+: the template refuses this sample: \S+/t.jinja:2: roles must alternate",
+        str(caught.value),
+    )
 
 
 @pytest.mark.parametrize("template", [None, "{{ text }}"])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from quantpipe.calibration.rows import RowProblems, Sample
+from quantpipe.calibration.rows import RowError, Sample
 from quantpipe.calibration.templates.renderer import Renderer
 from quantpipe.errors import DataError
 
@@ -22,10 +22,15 @@ TEXT = Sample("rows.jsonl:1", "ab\n\n")
 
 
 def encode(folder: Path, *samples: Sample) -> list[list[int]]:
-    problems = RowProblems()
-    encoded = Renderer(folder).encode(samples, problems)
-    assert problems.lines == []
-    return [token_ids for token_ids in encoded if token_ids is not None]
+    renderer = Renderer(folder)
+    return [renderer.encode(sample) for sample in samples]
+
+
+def refusal(folder: Path, sample: Sample) -> tuple[str, str]:
+    """What is said of a sample that cannot be rendered, and what it counts as."""
+    with pytest.raises(RowError) as caught:
+        Renderer(folder).encode(sample)
+    return str(caught.value), caught.value.reason
 
 
 def test_template_that_writes_bos_with_tokenizer_that_adds_it_gives_one(make_tokenizer: Make) -> None:
@@ -46,7 +51,7 @@ def test_bos_stands_once_in_front_or_nowhere(make_tokenizer: Make, template: str
 
 def test_template_that_writes_bos_twice_is_counted(make_tokenizer: Make) -> None:
     renderer = Renderer(make_tokenizer(template=TWO_BOS))
-    renderer.encode([CONVERSATION, CONVERSATION], RowProblems())
+    assert renderer.encode(CONVERSATION) == renderer.encode(CONVERSATION)
     assert renderer.num_double_bos == 2
 
 
@@ -68,14 +73,13 @@ def test_text_reads_as_it_was_given(make_tokenizer: Make) -> None:
 
 
 def test_conversation_that_the_template_refuses_is_one_line(make_tokenizer: Make) -> None:
-    problems, folder = RowProblems(), make_tokenizer(template=REFUSING)
+    folder = make_tokenizer(template=REFUSING)
     twice = Sample("rows.jsonl:7", ({"role": "user", "content": "a"}, {"role": "user", "content": "b"}))
-    encoded = Renderer(folder).encode([twice, CONVERSATION], problems)
-    assert encoded[0] is None
-    assert encoded[1] is not None
-    assert problems.lines == [
-        f"rows.jsonl:7: the chat template refuses this sample: {folder}/chat_template.jinja:1: roles must alternate"
-    ]
+    assert refusal(folder, twice) == (
+        f"the chat template refuses this sample: {folder}/chat_template.jinja:1: roles must alternate",
+        "refused by the template",
+    )
+    assert encode(folder, CONVERSATION)
 
 
 def test_tokenizer_without_eos_is_refused(make_tokenizer: Make) -> None:
@@ -119,7 +123,7 @@ def test_whatever_eos_and_white_space_end_a_sample_one_eos_is_left(
     (tmp_path / "t.jinja").write_text("{{ text }}" + end + "{{ '' }}")
     renderer = Renderer(folder, {0: tmp_path / "t.jinja"} if kind == "file" else {})
     sample = CONVERSATION if kind == "chat" else Sample("", "ab" + end if kind == "text" else "ab")
-    assert renderer.encode([sample], RowProblems()) == expected
+    assert [renderer.encode(sample)] == expected
     assert renderer.num_double_eos == (num_eos > 1)
 
 
@@ -131,21 +135,17 @@ def test_a_beginning_that_is_the_eos_stays_and_one_inside_too(make_tokenizer: Ma
 
 @pytest.mark.parametrize("text", ["</s>", "<s>", " </s>\n</s> ", "<s></s>"])
 def test_a_sample_of_special_tokens_alone_is_refused(make_tokenizer: Make, text: str) -> None:
-    problems = RowProblems()
-    assert Renderer(make_tokenizer()).encode([Sample("r:1", text)], problems) == [None]
-    assert problems.lines == [
-        "r:1: the text holds nothing but special tokens; fill it, or leave such rows out with bad_rows: drop"
-    ]
-    chat = Renderer(make_tokenizer(template="{{ bos_token }}{{ eos_token }}\n", name="other"))
-    assert chat.encode([CONVERSATION], problems) == [None]
-    assert problems.lines[1] == "rows.jsonl:1: the chat template writes nothing for this sample; correct the template"
+    assert refusal(make_tokenizer(), Sample("r:1", text)) == (
+        "the text holds nothing but special tokens; fill it, or leave such rows out with bad_rows: drop",
+        "only special tokens",
+    )
+    assert refusal(make_tokenizer(template="{{ bos_token }}{{ eos_token }}\n", name="other"), CONVERSATION) == (
+        "the chat template writes nothing for this sample; correct the template",
+        "template wrote nothing",
+    )
 
 
 def test_the_fault_of_a_chat_template_is_named_by_file_and_line(make_tokenizer: Make) -> None:
-    folder, problems = (
-        make_tokenizer(template="{% for m in messages %}\n{{ m.said + '' }}\n{% endfor %}"),
-        RowProblems(),
-    )
-    Renderer(folder).encode([CONVERSATION], problems)
-    [line] = problems.lines
-    assert line.endswith(f"refuses this sample: {folder}/chat_template.jinja:2: m.said: no such attribute")
+    folder = make_tokenizer(template="{% for m in messages %}\n{{ m.said + '' }}\n{% endfor %}")
+    text, _ = refusal(folder, CONVERSATION)
+    assert text.endswith(f"refuses this sample: {folder}/chat_template.jinja:2: m.said: no such attribute")
