@@ -7,7 +7,7 @@ V vocabulary.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -23,6 +23,21 @@ class BatchInput:
     value go) are int64 and concatenate the sequences in order. ``context_lens[s]`` counts the tokens of sequence s
     including this step's. ``block_table_SB`` is int64, padded with 0 beyond a sequence's blocks. ``logit_rows_R`` are
     the rows of T whose logits are wanted, ascending.
+
+    **Windows and sinks.** With w = ``layer_window`` of a layer (None: no bound) and s = ``num_sinks``, the query at
+    position p sees the keys at positions j <= p with j > p - w or j < s: never more than s + w of them. Sinks are there
+    only together with ``window``. They are seen from where they stand in the cache (Xiao et al. 2023, "Efficient
+    Streaming Language Models with Attention Sinks", section 3.2): the query whose score with a sink (j < s) is wanted
+    is turned as at position min(p, s + w - 1), right behind a window that begins where the sinks end. All else is
+    turned by its own position: keys as they are cached, sinks included, and queries for keys that are not sinks.
+    Positions may exceed any length the model knows: angles are to be computed so that their differences stay exact.
+
+    **Dropped blocks.** Blocks that no later query can see are taken away: ``dropped_blocks[s]`` of sequence s, those
+    that follow its ceil(num_sinks / block_size) sink blocks; () means none of any sequence. So the block of position p
+    is at index p // block_size of the table where that is a sink block, else at p // block_size - dropped_blocks[s];
+    the table lists ``held_lens`` tokens, and the others are as if they had never been. A sequence that was preempted
+    may come back with tokens missing that its next ones should see: what is not held is not seen, and nothing wanted
+    depends on it. The rest of a last sink block is held like any other token, and seen while the window reaches it.
     """
 
     token_ids_T: Tensor
@@ -32,6 +47,26 @@ class BatchInput:
     context_lens: tuple[int, ...]
     block_table_SB: Tensor
     logit_rows_R: Tensor
+    num_sinks: int = 0
+    window: int | None = None
+    dropped_blocks: tuple[int, ...] = ()
+
+    def layer_window(self, own: int | None) -> int | None:
+        """How many tokens a query sees, itself included and sinks not, in a layer whose own window is ``own``."""
+        return min((window for window in (own, self.window) if window is not None), default=None)
+
+    def held_lens(self, block_size: int) -> tuple[int, ...]:
+        """How many tokens of each sequence its blocks hold, this step's included."""
+        if not self.dropped_blocks:
+            return self.context_lens
+        pairs = zip(self.context_lens, self.dropped_blocks, strict=True)
+        return tuple(context_len - dropped * block_size for context_len, dropped in pairs)
+
+    def sink_positions_T(self, window: int | None) -> Tensor | None:
+        """The positions at which queries are turned to meet the sinks; None where those are their own."""
+        if window is None or self.num_sinks == 0 or max(self.context_lens) <= self.num_sinks + window:
+            return None
+        return self.positions_T.clamp(max=self.num_sinks + window - 1)
 
 
 class KVCache(Protocol):
@@ -74,6 +109,11 @@ class Executor(Protocol):
     @property
     def notes(self) -> tuple[str, ...]:
         """One line for each choice a user should know, such as a slower path taken because the CPU lacks VNNI."""
+        ...
+
+    @property
+    def supports_windows(self) -> bool:
+        """Whether batches may ask for windows and sinks of their own, and lack dropped blocks."""
         ...
 
     @property

@@ -3,9 +3,9 @@
 Every other backend is tested against this one. Quantized weights are decoded at load; w8a8 products are summed
 exactly over integers.
 
-Shapes: T tokens over all sequences, t tokens of one sequence, C its context, R rows whose logits are wanted,
-N out_features, K in_features, H hidden_size (in heads: query heads), J KV heads, D head_dim, P pairs of dimensions
-that rope turns.
+Shapes: T tokens over all sequences, t tokens of one sequence, C what is held of its context, R rows whose logits are
+wanted, N out_features, K in_features, H hidden_size (in heads: query heads), J KV heads, D head_dim, P pairs of
+dimensions that rope turns.
 """
 
 import itertools
@@ -52,6 +52,10 @@ class ReferenceExecutor:
     @property
     def device(self) -> torch.device:
         return self.embedding_VH.device
+
+    @property
+    def supports_windows(self) -> bool:
+        return True
 
     @property
     def context_tokens(self) -> tuple[int, int]:
@@ -113,42 +117,72 @@ class ReferenceExecutor:
             self.linear(linear, normed_TH).view(len(normed_TH), -1, spec.head_dim)
             for linear in (spec.query, spec.key, spec.value)
         )
-        query_THD = rotate(self._norm(spec.query_norm, query_THD), spec.rope, batch.positions_T)
+        window = batch.layer_window(spec.window)
+        query_THD = self._norm(spec.query_norm, query_THD)
+        sink_positions_T = batch.sink_positions_T(window)
+        sink_query_THD = None if sink_positions_T is None else rotate(query_THD, spec.rope, sink_positions_T)
+        query_THD = rotate(query_THD, spec.rope, batch.positions_T)
         key_TJD = rotate(self._norm(spec.key_norm, key_TJD), spec.rope, batch.positions_T)
         kv.keys[index].write(key_TJD, batch.slot_mapping_T)
         kv.values[index].write(value_TJD, batch.slot_mapping_T)
-        attended = []
+        attended, held_lens = [], batch.held_lens(kv.block_size)
         starts = [0, *itertools.accumulate(batch.query_lens)]
         for s, (start, end) in enumerate(itertools.pairwise(starts)):
-            blocks_B, context_len = batch.block_table_SB[s], batch.context_lens[s]
-            keys_CJD, values_CJD = (store[index].read(blocks_B, context_len) for store in (kv.keys, kv.values))
-            attended.append(attend(spec, query_THD[start:end], keys_CJD, values_CJD))
+            blocks_B, held_len = batch.block_table_SB[s], held_lens[s]
+            keys_CJD, values_CJD = (store[index].read(blocks_B, held_len) for store in (kv.keys, kv.values))
+            sees_tC = visible(batch, s, window, kv.block_size)
+            sink_query_tHD = None if sink_query_THD is None else sink_query_THD[start:end]
+            attended.append(
+                attend(spec, query_THD[start:end], keys_CJD, values_CJD, sees_tC, sink_query_tHD, batch.num_sinks)
+            )
         return self.linear(spec.output, torch.cat(attended).flatten(1))
 
 
 def rotate(x_THD: Tensor, rope: RopeSpec, positions_T: Tensor) -> Tensor:
     """Turn and stretch each pair of dimensions (i, i + P); dimensions from 2P on stay."""
-    angles_T1P = positions_T.float().view(-1, 1, 1) * torch.tensor(rope.inverse_frequencies)
-    cos_T1P, sin_T1P = angles_T1P.cos() * rope.attention_scale, angles_T1P.sin() * rope.attention_scale
+    # In float64: a text without end turns far, and distances between far positions must stay what they are.
+    angles_T1P = positions_T.double().view(-1, 1, 1) * torch.tensor(rope.inverse_frequencies, dtype=torch.float64)
+    cos_T1P, sin_T1P = (turned.float() * rope.attention_scale for turned in (angles_T1P.cos(), angles_T1P.sin()))
     num_pairs = len(rope.inverse_frequencies)
     first_THP, second_THP, rest = x_THD.tensor_split((num_pairs, 2 * num_pairs), dim=-1)
     turned = (first_THP * cos_T1P - second_THP * sin_T1P, second_THP * cos_T1P + first_THP * sin_T1P)
     return torch.cat((*turned, rest), dim=-1)
 
 
-def attend(spec: AttentionSpec, query_tHD: Tensor, keys_CJD: Tensor, values_CJD: Tensor) -> Tensor:
-    """Softmax attention [t, H, D] of a sequence's last t tokens over its context: each sees itself and what was before
-    it, as far as the window goes."""
-    num_queries, context_len = query_tHD.shape[0], keys_CJD.shape[0]
+def visible(batch: BatchInput, s: int, window: int | None, block_size: int) -> Tensor:
+    """Which of the held tokens of sequence ``s`` each of its new ones sees, sinks always: bool [t, C]."""
+    num_dropped = batch.context_lens[s] - batch.held_lens(block_size)[s]
+    num_first = -(-batch.num_sinks // block_size) * block_size  # those of the sink blocks
+    indices_C = torch.arange(batch.context_lens[s] - num_dropped)
+    positions_C = indices_C + (indices_C >= num_first) * num_dropped
+    positions_t1 = torch.arange(batch.context_lens[s] - batch.query_lens[s], batch.context_lens[s])[:, None]
+    sees_tC = positions_C <= positions_t1
+    if window is not None:
+        sees_tC &= (positions_C > positions_t1 - window) | (positions_C < batch.num_sinks)
+    return sees_tC
+
+
+def attend(
+    spec: AttentionSpec,
+    query_tHD: Tensor,
+    keys_CJD: Tensor,
+    values_CJD: Tensor,
+    sees_tC: Tensor,
+    sink_query_tHD: Tensor | None = None,
+    num_sinks: int = 0,
+) -> Tensor:
+    """Softmax attention [t, H, D] of a sequence's last t tokens over what of its context each of them ``sees``.
+
+    The first ``num_sinks`` keys meet ``sink_query_tHD`` where there is one.
+    """
     heads_per_kv = spec.num_heads // spec.num_kv_heads
-    keys_HCD = keys_CJD.transpose(0, 1).repeat_interleave(heads_per_kv, dim=0)
+    keys_HDC = keys_CJD.permute(1, 2, 0).repeat_interleave(heads_per_kv, dim=0)
     values_HCD = values_CJD.transpose(0, 1).repeat_interleave(heads_per_kv, dim=0)
-    scores_HtC = query_tHD.transpose(0, 1) @ keys_HCD.transpose(1, 2) * spec.softmax_scale
-    positions_t1, positions_C = torch.arange(context_len - num_queries, context_len)[:, None], torch.arange(context_len)
-    is_hidden_tC = positions_C > positions_t1
-    if spec.window is not None:
-        is_hidden_tC |= positions_C <= positions_t1 - spec.window
-    return (scores_HtC.masked_fill(is_hidden_tC, -torch.inf).softmax(-1) @ values_HCD).transpose(0, 1)
+    scores_HtC = query_tHD.transpose(0, 1) @ keys_HDC
+    if sink_query_tHD is not None:
+        scores_HtC[..., :num_sinks] = sink_query_tHD.transpose(0, 1) @ keys_HDC[..., :num_sinks]
+    weights_HtC = (scores_HtC * spec.softmax_scale).masked_fill(~sees_tC, -torch.inf).softmax(-1)
+    return (weights_HtC @ values_HCD).transpose(0, 1)
 
 
 class ReferenceBackend:

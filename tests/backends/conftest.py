@@ -106,13 +106,29 @@ def quantize(
 
 @pytest.fixture(scope="session")
 def make_batch() -> Callable[..., BatchInput]:
-    """A step of several sequences; logits of every row unless ``rows`` names some."""
+    """A step of several sequences; logits of every row unless ``rows`` names some.
 
-    def make(parts: Sequence[Part], block_size: int, rows: Sequence[int] | None = None) -> BatchInput:
+    ``dropped`` says for each of them how many blocks it lost behind its sink blocks.
+    """
+
+    def make(
+        parts: Sequence[Part],
+        block_size: int,
+        rows: Sequence[int] | None = None,
+        num_sinks: int = 0,
+        window: int | None = None,
+        dropped: Sequence[int] = (),
+    ) -> BatchInput:
         positions = [range(start, start + len(token_ids)) for token_ids, start, _ in parts]
+        num_sink_blocks = -(-num_sinks // block_size)
+
+        def slot(position: int, blocks: Sequence[int], num_dropped: int) -> int:
+            index = position // block_size
+            return blocks[index - num_dropped * (index >= num_sink_blocks)] * block_size + position % block_size
+
         slots = [
-            [blocks[p // block_size] * block_size + p % block_size for p in ps]
-            for ps, (_, _, blocks) in zip(positions, parts, strict=True)
+            [slot(p, blocks, num_dropped) for p in ps]
+            for ps, (_, _, blocks), num_dropped in zip(positions, parts, dropped or [0] * len(parts), strict=True)
         ]
         widest = max(len(blocks) for _, _, blocks in parts)
         num_tokens = sum(len(token_ids) for token_ids, _, _ in parts)
@@ -124,6 +140,9 @@ def make_batch() -> Callable[..., BatchInput]:
             context_lens=tuple(start + len(token_ids) for token_ids, start, _ in parts),
             block_table_SB=torch.tensor([[*blocks, *[0] * (widest - len(blocks))] for _, _, blocks in parts]),
             logit_rows_R=torch.tensor(range(num_tokens) if rows is None else rows, dtype=torch.int64),
+            num_sinks=num_sinks,
+            window=window,
+            dropped_blocks=tuple(dropped),
         )
 
     return make

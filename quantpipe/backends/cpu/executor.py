@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from quantpipe.backends.activations import ACTIVATIONS
-from quantpipe.backends.cpu.attention import attend, plan_groups
+from quantpipe.backends.cpu.attention import AttentionGroup, attend, plan_groups
 from quantpipe.backends.cpu.kernel_check import CpuLinear
 from quantpipe.backends.cpu.kv_cache import CpuKVCache
 from quantpipe.backends.cpu.rotation import Rotation
@@ -52,6 +52,22 @@ class CpuLayer:
     post_mlp_norm: CpuNorm | None
 
 
+@dataclass(frozen=True)
+class KindPlan:
+    """What a step does alike in all layers of one kind."""
+
+    rotation: Rotation
+    sink_rotation: Rotation | None
+    groups: list[AttentionGroup]
+
+    @classmethod
+    def of(cls, rope: RopeSpec, batch: BatchInput, kv: CpuKVCache, window: int | None) -> "KindPlan":
+        """``window`` is that of the layers in this batch."""
+        sink_positions_T = batch.sink_positions_T(window)
+        sink_rotation = None if sink_positions_T is None else Rotation.of(rope, sink_positions_T)
+        return cls(Rotation.of(rope, batch.positions_T), sink_rotation, plan_groups(batch, kv, window))
+
+
 @dataclass
 class ContextCount:
     """Tokens that attention looked back on: those wanted, and those read to make a group's contexts equally long."""
@@ -78,6 +94,10 @@ class CpuExecutor:
     @property
     def device(self) -> torch.device:
         return self.embedding_VH.device
+
+    @property
+    def supports_windows(self) -> bool:
+        return True
 
     @property
     def context_tokens(self) -> tuple[int, int]:
@@ -109,15 +129,14 @@ class CpuExecutor:
         x_TH = self.embedding_VH.index_select(0, batch.token_ids_T).float()
         if self.description.embedding_scale != 1:
             x_TH.mul_(self.description.embedding_scale)
-        plans = [
-            (Rotation.of(rope, batch.positions_T), plan_groups(batch, kv_cache, window)) for rope, window in self.kinds
-        ]
-        self._context_count.num_wanted += sum(batch.context_lens)
-        self._context_count.num_read += sum(group.num_sequences * group.context_len for group in plans[0][1])
+        plans = [KindPlan.of(rope, batch, kv_cache, batch.layer_window(window)) for rope, window in self.kinds]
+        self._context_count.num_wanted += sum(batch.held_lens(kv_cache.block_size))
+        self._context_count.num_read += sum(group.num_sequences * group.context_len for group in plans[0].groups)
         for index, (layer, described) in enumerate(zip(self.layers, self.description.layers, strict=True)):
-            rotation, groups = plans[layer.kind]
-            query_THD = self._project(index, layer, x_TH, rotation, batch.slot_mapping_T, kv_cache)
-            attended_TH = layer.output(attend(described.attention, groups, index, query_THD, kv_cache))
+            plan = plans[layer.kind]
+            query_THD, sink_query_THD = self._project(index, layer, x_TH, plan, batch.slot_mapping_T, kv_cache)
+            attended = attend(described.attention, plan.groups, index, query_THD, sink_query_THD, kv_cache)
+            attended_TH = layer.output(attended)
             x_TH.add_(_normed(layer.post_attention_norm, attended_TH))
             gate_TI, up_TI = layer.gate_up(layer.mlp_norm(x_TH)).chunk(2, dim=-1)
             down_TH = layer.down(ACTIVATIONS[described.mlp.activation](gate_TI).mul_(up_TI))
@@ -125,9 +144,9 @@ class CpuExecutor:
         return x_TH
 
     def _project(
-        self, index: int, layer: CpuLayer, x_TH: Tensor, rotation: Rotation, slots_T: Tensor, kv: CpuKVCache
-    ) -> Tensor:
-        """Queries [T, H, D]; keys and values go to the cache."""
+        self, index: int, layer: CpuLayer, x_TH: Tensor, plan: KindPlan, slots_T: Tensor, kv: CpuKVCache
+    ) -> tuple[Tensor, Tensor | None]:
+        """Queries [T, H, D], and those turned to meet sinks, if there are any; keys and values go to the cache."""
         spec = self.description.layers[index].attention
         heads_THD = layer.query_key_value(layer.attention_norm(x_TH)).view(x_TH.shape[0], -1, spec.head_dim)
         num_turned = spec.num_heads + spec.num_kv_heads
@@ -135,9 +154,13 @@ class CpuExecutor:
         for norm, part in ((layer.query_norm, query_THD), (layer.key_norm, key_TJD)):
             if norm is not None:
                 part.copy_(norm(part))
-        rotation.apply_(heads_THD[:, :num_turned])
+        sink_query_THD = None
+        if plan.sink_rotation is not None:
+            sink_query_THD = query_THD.clone()
+            plan.sink_rotation.apply_(sink_query_THD)
+        plan.rotation.apply_(heads_THD[:, :num_turned])
         kv.write(index, heads_THD[:, spec.num_heads :], slots_T)
-        return query_THD
+        return query_THD, sink_query_THD
 
 
 def _normed(norm: CpuNorm | None, x_TH: Tensor) -> Tensor:

@@ -20,8 +20,9 @@ class Rotation:
 
     @classmethod
     def of(cls, rope: RopeSpec, positions_T: Tensor) -> "Rotation":
-        angles_TP = positions_T.float().unsqueeze(-1) * torch.tensor(rope.inverse_frequencies)
-        cos_TP, sin_TP = angles_TP.cos(), angles_TP.sin()
+        # In float64: a text without end turns far, and distances between far positions must stay what they are.
+        angles_TP = positions_T.double().unsqueeze(-1) * torch.tensor(rope.inverse_frequencies, dtype=torch.float64)
+        cos_TP, sin_TP = angles_TP.cos().float(), angles_TP.sin().float()
         if rope.attention_scale != 1:
             cos_TP, sin_TP = cos_TP.mul_(rope.attention_scale), sin_TP.mul_(rope.attention_scale)
         return cls(torch.cat((cos_TP, cos_TP), -1).unsqueeze(1), torch.cat((-sin_TP, sin_TP), -1).unsqueeze(1))
