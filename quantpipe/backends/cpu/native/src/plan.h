@@ -120,6 +120,16 @@ int64_t qp_plan_bytes(const void* plan);
 int64_t qp_kv_block_bytes(int32_t num_kv_heads, int32_t head_dim, int32_t block_size, int32_t key_kind,
                           int32_t value_kind);
 
+// Single parts of a step, for tests.
+
+// The layer's norms of queries and keys, rope, KV write and attention: attended [T, num_heads * D] from
+// qkv [T, (num_heads + 2J) * D]. The layer's linears and other norms are not read. 0, or -1 with qp_last_error().
+int32_t qp_attention_apply(const qp_layer*, int32_t num_pairs, const float* inverse_frequencies, float attention_scale,
+                           const qp_batch*, const qp_kv*, const float* qkv, float* attended, int32_t num_threads);
+// gate[i] = activation(gate[i]) * up[i]
+void qp_gate_apply(int32_t activation, float* gate, const float* up, int32_t size);
+int64_t qp_argmax_apply(const float* x, int64_t size);
+
 #ifdef __cplusplus
 }
 #endif

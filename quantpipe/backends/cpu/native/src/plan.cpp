@@ -1,0 +1,278 @@
+// The C functions of a plan: making it, and refusing steps that would read or write outside of what was given.
+#include "plan.h"
+
+#include <exception>
+#include <string>
+
+#include "forward.h"
+#include "isa.h"
+#include "plan_parts.h"
+#include "qp_error.h"
+
+namespace qp {
+namespace {
+
+const Linear* linear_of(const void* linear) { return static_cast<const Linear*>(linear); }
+
+std::string shape_of(int num_out, int num_in) {
+    return "[" + std::to_string(num_out) + ", " + std::to_string(num_in) + "]";
+}
+
+// Empty where the linear is as described.
+std::string wrong_linear(const char* name, const Linear* linear, int num_out, int num_in) {
+    if (linear == nullptr) return std::string(name) + ": no linear; give one of " + shape_of(num_out, num_in);
+    const int found_out = linear_num_out(*linear), found_in = linear_num_in(*linear);
+    if (found_out == num_out && found_in == num_in) return {};
+    return std::string(name) + ": " + shape_of(found_out, found_in) + "; expected " + shape_of(num_out, num_in);
+}
+
+std::string wrong_sizes(const Plan& plan, const qp_layer& sizes) {
+    if (sizes.head_dim < 8 || sizes.head_dim % 8 || sizes.head_dim > kMaxHeadDim) {
+        return "head_dim: " + std::to_string(sizes.head_dim) + " is not a multiple of 8 up to 1024";
+    }
+    if (sizes.num_kv_heads < 1 || sizes.num_heads < 1 || sizes.num_heads % sizes.num_kv_heads) {
+        return "num_heads: not a multiple of num_kv_heads";
+    }
+    if (sizes.rope < 0 || sizes.rope >= static_cast<int>(plan.ropes.size())) return "rope: no such rope";
+    if (plan.ropes[sizes.rope]->num_pairs() * 2 > sizes.head_dim) return "rope: turns more than head_dim";
+    if (sizes.window < 0) return "window: below 0";
+    if (sizes.activation != QP_SILU && sizes.activation != QP_GELU_TANH) return "activation: not known";
+    if ((sizes.key == nullptr) != (sizes.value == nullptr)) return "key, value: one without the other";
+    return {};
+}
+
+std::string wrong_linears(const Plan& plan, const Layer& layer) {
+    const int hidden = plan.shape.hidden_size, inner = layer.sizes.intermediate_size;
+    const int query = layer.query_width(), key = layer.key_width();
+    if (!layer.attention_norm || !layer.mlp_norm) return "attention_norm, mlp_norm: both are needed";
+    std::string wrong = wrong_linear("query", layer.query, layer.key ? query : layer.qkv_width(), hidden);
+    if (wrong.empty() && layer.key) wrong = wrong_linear("key", layer.key, key, hidden);
+    if (wrong.empty() && layer.value) wrong = wrong_linear("value", layer.value, key, hidden);
+    if (wrong.empty()) wrong = wrong_linear("output", layer.output, hidden, query);
+    if (wrong.empty()) wrong = wrong_linear("gate", layer.gate, layer.up ? inner : 2 * inner, hidden);
+    if (wrong.empty() && layer.up) wrong = wrong_linear("up", layer.up, inner, hidden);
+    if (wrong.empty()) wrong = wrong_linear("down", layer.down, hidden, inner);
+    return wrong;
+}
+
+Layer layer_of(const Plan& plan, const qp_layer& given) {
+    const int hidden = plan.shape.hidden_size, dim = given.head_dim;
+    return Layer{given,
+                 Norm::of(given.attention_norm, hidden),
+                 Norm::of(given.query_norm, dim),
+                 Norm::of(given.key_norm, dim),
+                 Norm::of(given.post_attention_norm, hidden),
+                 Norm::of(given.mlp_norm, hidden),
+                 Norm::of(given.post_mlp_norm, hidden),
+                 linear_of(given.query),
+                 linear_of(given.key),
+                 linear_of(given.value),
+                 linear_of(given.output),
+                 linear_of(given.gate),
+                 linear_of(given.up),
+                 linear_of(given.down)};
+}
+
+bool is_kind(int kind) { return kind >= QP_KV_F32 && kind <= QP_KV_INT4; }
+
+std::string wrong_kv(const qp_kv& kv) {
+    if (kv.block_size < 1 || kv.num_blocks < 0) return "kv: block_size below 1 or num_blocks below 0";
+    if (!is_kind(kv.key_kind) || !is_kind(kv.value_kind)) return "kv: unknown kind";
+    if (kv.key_kind == QP_KV_INT8_STATIC && !kv.key_scales) return "kv: static keys without key_scales";
+    if (kv.value_kind == QP_KV_INT8_STATIC && !kv.value_scales) return "kv: static values without value_scales";
+    return {};
+}
+
+std::string wrong_tokens(const qp_shape& shape, const qp_batch& batch, const qp_kv& kv) {
+    constexpr int64_t kMaxPosition = 1 << 28;
+    const int64_t num_slots = static_cast<int64_t>(kv.num_blocks) * kv.block_size;
+    for (int t = 0; t < batch.num_tokens; ++t) {
+        const std::string where = "token " + std::to_string(t) + ": ";
+        const int64_t id = batch.token_ids[t], position = batch.positions[t], slot = batch.slots[t];
+        if (id < 0 || id >= shape.vocab_size) return where + "id " + std::to_string(id) + " is outside the vocabulary";
+        if (position < 0 || position > kMaxPosition) return where + "position " + std::to_string(position);
+        if (slot < 0 || slot >= num_slots) return where + "slot " + std::to_string(slot) + " is outside the cache";
+    }
+    for (int r = 0; r < batch.num_rows; ++r) {
+        const int64_t row = batch.logit_rows[r];
+        if (row < 0 || row >= batch.num_tokens) return "logit row " + std::to_string(row) + " is outside the step";
+    }
+    return {};
+}
+
+std::string wrong_sequences(const qp_batch& batch, const qp_kv& kv) {
+    int64_t num_tokens = 0;
+    for (int64_t s = 0; s < batch.num_sequences; ++s) {
+        const std::string where = "sequence " + std::to_string(s) + ": ";
+        const int64_t query_len = batch.query_lens[s], context_len = batch.context_lens[s];
+        if (query_len < 0 || query_len > context_len) return where + "more new tokens than context";
+        if (context_len > static_cast<int64_t>(batch.table_width) * kv.block_size) return where + "table too short";
+        num_tokens += query_len;
+        if (query_len == 0) continue;
+        for (int64_t i = 0; i * kv.block_size < context_len; ++i) {
+            const int64_t block = batch.block_table[s * batch.table_width + i];
+            if (block < 0 || block >= kv.num_blocks) return where + "block " + std::to_string(block);
+        }
+    }
+    return num_tokens == batch.num_tokens ? "" : "query_lens: do not add up to num_tokens";
+}
+
+std::string wrong_step(const Plan& plan, const qp_batch& batch, const qp_kv& kv) {
+    if (plan.layers.empty()) return "plan: no layers";
+    if (batch.num_tokens < 0 || batch.num_sequences < 0 || batch.num_rows < 0 || batch.table_width < 0) {
+        return "batch: a count is below 0";
+    }
+    std::string wrong = wrong_kv(kv);
+    if (wrong.empty()) wrong = wrong_tokens(plan.shape, batch, kv);
+    if (wrong.empty()) wrong = wrong_sequences(batch, kv);
+    return wrong;
+}
+
+// Runs fn, and says of an exception what it is.
+template <class Fn>
+bool succeeds(const char* where, Fn&& fn) {
+    try {
+        const std::string wrong = fn();
+        if (wrong.empty()) return true;
+        set_error(std::string(where) + ": " + wrong);
+    } catch (const std::exception& error) {
+        set_error(std::string(where) + ": " + error.what());
+    }
+    return false;
+}
+
+}  // namespace
+
+Plan::Plan(const qp_shape& given)
+    : shape(given),
+      final_norm(Norm::of(given.final_norm, given.hidden_size)),
+      head(linear_of(given.head)),
+      kernels(isa().step),
+      threads(given.num_threads) {
+    shape.final_norm.weight = nullptr;
+    buffers.attention.resize(threads.size());
+}
+
+int64_t StepBuffers::num_bytes() const {
+    int64_t total = 0;
+    for (const Aligned* one : {&hidden, &normed, &part, &qkv, &attended, &gate_up, &head_input, &logits, &partial}) {
+        total += one->size();
+    }
+    for (const Aligned& one : attention) total += one.size();
+    return total;
+}
+
+}  // namespace qp
+
+extern "C" {
+
+void* qp_plan_new(const qp_shape* shape) {
+    qp::Plan* plan = nullptr;
+    qp::succeeds("plan", [&]() -> std::string {
+        if (shape->hidden_size < 1 || shape->vocab_size < 1) return "hidden_size, vocab_size: below 1";
+        if (shape->num_threads < 1) return "num_threads: below 1";
+        if (!shape->embedding || !shape->final_norm.weight) return "embedding, final_norm: both are needed";
+        if (shape->embedding_dtype < QP_F32 || shape->embedding_dtype > QP_F16) return "embedding_dtype: not known";
+        const std::string wrong =
+            qp::wrong_linear("head", qp::linear_of(shape->head), shape->vocab_size, shape->hidden_size);
+        if (wrong.empty()) plan = new qp::Plan(*shape);
+        return wrong;
+    });
+    return plan;
+}
+
+void qp_plan_free(void* plan) { delete static_cast<qp::Plan*>(plan); }
+
+int32_t qp_plan_add_rope(void* handle, int32_t num_pairs, const float* inverse_frequencies, float attention_scale) {
+    auto& plan = *static_cast<qp::Plan*>(handle);
+    const bool done = qp::succeeds("rope", [&]() -> std::string {
+        if (num_pairs < 0) return "num_pairs: below 0";
+        plan.ropes.push_back(std::make_unique<qp::RopeTable>(num_pairs, inverse_frequencies, attention_scale));
+        return {};
+    });
+    return done ? static_cast<int32_t>(plan.ropes.size()) - 1 : -1;
+}
+
+int32_t qp_plan_add_layer(void* handle, const qp_layer* given) {
+    auto& plan = *static_cast<qp::Plan*>(handle);
+    const std::string where = "layer " + std::to_string(plan.layers.size());
+    const bool done = qp::succeeds(where.c_str(), [&]() -> std::string {
+        std::string wrong = qp::wrong_sizes(plan, *given);
+        if (!wrong.empty()) return wrong;
+        qp::Layer layer = qp::layer_of(plan, *given);
+        wrong = qp::wrong_linears(plan, layer);
+        if (wrong.empty()) plan.layers.push_back(std::move(layer));
+        return wrong;
+    });
+    return done ? 0 : -1;
+}
+
+int32_t qp_plan_forward(void* handle, const qp_batch* batch, const qp_kv* kv, float* logits, int32_t* argmax) {
+    auto& plan = *static_cast<qp::Plan*>(handle);
+    const bool done = qp::succeeds("step", [&]() -> std::string {
+        std::string wrong = qp::wrong_step(plan, *batch, *kv);
+        if (!wrong.empty()) return wrong;
+        qp::Step step{plan, *batch, *kv};
+        qp::forward(step, logits, argmax);
+        return {};
+    });
+    return done ? 0 : -1;
+}
+
+void qp_plan_times(const void* plan, double* seconds) {
+    const auto& watch = static_cast<const qp::Plan*>(plan)->watch;
+    for (int part = 0; part < QP_NUM_TIMES; ++part) seconds[part] = watch.seconds[part];
+}
+
+int64_t qp_plan_bytes(const void* handle) {
+    const auto& plan = *static_cast<const qp::Plan*>(handle);
+    int64_t total = plan.buffers.num_bytes();
+    for (const auto& rope : plan.ropes) total += rope->num_bytes();
+    for (const auto& layer : plan.layers) {
+        for (const qp::Norm* norm : {&layer.attention_norm, &layer.query_norm, &layer.key_norm,
+                                     &layer.post_attention_norm, &layer.mlp_norm, &layer.post_mlp_norm}) {
+            total += 4 * norm->size();
+        }
+    }
+    return total + 4 * plan.final_norm.size();
+}
+
+int32_t qp_attention_apply(const qp_layer* given, int32_t num_pairs, const float* inverse_frequencies,
+                           float attention_scale, const qp_batch* batch, const qp_kv* kv, const float* qkv,
+                           float* attended, int32_t num_threads) {
+    const bool done = qp::succeeds("attention", [&]() -> std::string {
+        qp_shape shape{};
+        shape.num_threads = num_threads;
+        shape.vocab_size = INT32_MAX;
+        qp::Plan plan(shape);
+        plan.ropes.push_back(std::make_unique<qp::RopeTable>(num_pairs, inverse_frequencies, attention_scale));
+        plan.layers.push_back(qp::layer_of(plan, *given));
+        std::string wrong = qp::wrong_sizes(plan, *given);
+        if (wrong.empty()) wrong = qp::wrong_step(plan, *batch, *kv);
+        if (!wrong.empty()) return wrong;
+        qp::Step step{plan, *batch, *kv};
+        qp::attention_part(step, qkv, attended);
+        return {};
+    });
+    return done ? 0 : -1;
+}
+
+void qp_gate_apply(int32_t activation, float* gate, const float* up, int32_t size) {
+    qp::isa().step.gate(activation, gate, up, size, 1, size);
+}
+
+int64_t qp_argmax_apply(const float* x, int64_t size) { return qp::isa().step.argmax(x, size); }
+
+int64_t qp_kv_block_bytes(int32_t num_kv_heads, int32_t head_dim, int32_t block_size, int32_t key_kind,
+                          int32_t value_kind) {
+    int64_t found = -1;
+    qp::succeeds("kv", [&]() -> std::string {
+        if (num_kv_heads < 1 || head_dim < 8 || head_dim % 8 || block_size < 1) return "head_dim: not a multiple of 8";
+        if (!qp::is_kind(key_kind) || !qp::is_kind(value_kind)) return "unknown kind";
+        found = qp::KVLayout::of(num_kv_heads, head_dim, block_size, key_kind, value_kind).block_bytes;
+        return {};
+    });
+    return found;
+}
+
+}  // extern "C"
