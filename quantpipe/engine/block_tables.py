@@ -24,8 +24,8 @@ class BlockTables:
         """The blocks that hold the beginning of ``seq`` already."""
         if self.prefix_cache is None:
             return []
-        # Logits of every prompt position are computed once; what was delivered of them may be found.
-        max_tokens = seq.num_seen_tokens if seq.request.is_scored else None
+        # Logits of scored positions are computed once; what was delivered of them may be found.
+        max_tokens = seq.num_settled_tokens if seq.request.is_scored else None
         return self.prefix_cache.match(seq.token_ids, seq.namespace, max_tokens)
 
     def begin(self, seq: Sequence, hits: list[int]) -> None:
@@ -34,10 +34,12 @@ class BlockTables:
         self.pool.share(hits)  # first, or they could be evicted for the new ones
         seq.block_table += hits + self.pool.allocate(self.num_blocks(seq.num_tokens) - len(hits))
         seq.num_computed_tokens, seq.num_shared_blocks = num_hit_tokens, len(hits)
-        if seq.num_seen_tokens == 0:
-            seq.num_cached_tokens = num_hit_tokens
-        if self.prefix_cache is not None and seq.num_seen_tokens == 0 and not seq.request.is_scored:
-            self.prefix_cache.record(seq.num_prompt_tokens, num_hit_tokens)
+        if seq.num_seen_tokens > 0:
+            return
+        seq.num_cached_tokens = num_hit_tokens
+        if self.prefix_cache is not None:
+            num_query_tokens = seq.num_settled_tokens if seq.request.is_scored else seq.num_prompt_tokens
+            self.prefix_cache.record(num_query_tokens, num_hit_tokens)
 
     def is_ready(self, seq: Sequence) -> bool:
         """Whether ``seq`` has blocks for all its tokens, none of which it may not write."""

@@ -17,7 +17,8 @@ from quantpipe.errors import RequestError, suggest
 
 # Called with the index of the first prompt position of a chunk and its float32 logits [rows, vocab]:
 # row i are the logits *after* reading prompt_ids[first + i], i.e. they predict position first + i + 1.
-# Chunks arrive in order and cover each prompt position once. The array is valid during the call only: copy to keep.
+# Chunks arrive in order and cover each prompt position once, from prompt_logprobs_from - 1 on.
+# The array is valid during the call only: copy to keep.
 PromptLogitsSink = Callable[[int, npt.NDArray[np.float32]], None]
 
 QosClass = Literal["interactive", "standard", "batch"]
@@ -65,8 +66,13 @@ class Request:
 
     @property
     def is_scored(self) -> bool:
-        """Whether the logits of every prompt position are wanted, not only those of the last."""
+        """Whether logits of many prompt positions are wanted, not only those of the last."""
         return self.params.prompt_logprobs is not None or self.prompt_logits_sink is not None
+
+    @property
+    def first_scored_position(self) -> int:
+        """Where the first prompt logits are wanted, if it is scored."""
+        return self.params.prompt_logprobs_from - 1
 
 
 @dataclass(frozen=True)
@@ -115,8 +121,8 @@ class SampleOutput:
 class RequestOutput:
     """A finished request: its ``samples`` in order, and the first of them in fields of its own.
 
-    ``prompt_logprobs`` has one entry per prompt token after the first, if asked for. ``num_cached_tokens`` of the
-    prompt were found, not computed.
+    ``prompt_logprobs`` has one entry per prompt token from ``prompt_logprobs_from`` on, if asked for.
+    ``num_cached_tokens`` of the prompt were found, not computed.
     """
 
     request_id: str
@@ -200,6 +206,11 @@ class Sequence:
         return len(self.token_ids) - len(self.request.prompt_ids)
 
     @property
+    def num_settled_tokens(self) -> int:
+        """Of a scored prompt, positions before here were delivered, or were never wanted: they may be found."""
+        return max(self.num_seen_tokens, self.request.first_scored_position)
+
+    @property
     def num_uncomputed_tokens(self) -> int:
         """Tokens still to be read before the next one can be chosen: 1 for a sequence that is decoding."""
         return len(self.token_ids) - self.num_computed_tokens
@@ -214,6 +225,12 @@ def check_request(request: Request, vocab_size: int, max_model_len: int) -> None
         raise RequestError("prompt: empty; give at least one token", "prompt")
     for token_id in (min(prompt_ids), max(prompt_ids)):
         check_token_id(token_id, vocab_size, "prompt")
+    if request.first_scored_position >= len(prompt_ids):
+        raise RequestError(
+            f"prompt_logprobs_from: {request.params.prompt_logprobs_from} is beyond a prompt of {len(prompt_ids):,} "
+            "tokens",
+            "prompt_logprobs_from",
+        )
     if len(prompt_ids) + min(max_tokens, 1) > max_model_len:
         raise RequestError(
             f"prompt: {len(prompt_ids):,} tokens do not fit in max_model_len {max_model_len:,} with one new token; "

@@ -31,7 +31,8 @@ class SamplingParams:
     ``stop`` strings end the text before the first of them; they are for ``quantpipe.LLM``, as an engine knows no text.
 
     ``logprobs`` n returns the n most likely alternatives and the chosen token's log-probability, all before any of
-    these changes. ``prompt_logprobs`` n returns the same of each prompt token after the first.
+    these changes. ``prompt_logprobs`` n returns the same of each prompt token after the first, or from position
+    ``prompt_logprobs_from`` on: what comes before it is not scored, and may be found in the prefix cache.
     """
 
     n: int = 1
@@ -51,6 +52,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    prompt_logprobs_from: int = 1
 
 
 def check_params(params: SamplingParams, vocab_size: int) -> None:
@@ -94,6 +96,12 @@ def _check_counts(params: SamplingParams) -> None:
     for name, num in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
         if num is not None and not (_is_integer(num) and 0 <= num <= MAX_LOGPROBS):
             raise RequestError(f"{name}: {num!r} is outside 0..{MAX_LOGPROBS}", name)
+    if not (_is_integer(params.prompt_logprobs_from) and params.prompt_logprobs_from >= 1):
+        raise RequestError(
+            f"prompt_logprobs_from: {params.prompt_logprobs_from!r} is not a whole number of at least 1; nothing "
+            "predicts the first token, which is at 0",
+            "prompt_logprobs_from",
+        )
     if params.seed is not None and not _is_integer(params.seed):
         raise RequestError(f"seed: {params.seed!r} is not a whole number", "seed")
 

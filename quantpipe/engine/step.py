@@ -60,8 +60,8 @@ class Budget:
     def take(self, seq: Sequence) -> int:
         """How many tokens ``seq`` may read, and pay for them."""
         num = min(seq.num_uncomputed_tokens, self.num_tokens, self.max_chunk)
-        if seq.request.is_scored and seq.num_seen_tokens < seq.num_prompt_tokens:
-            num_known = seq.num_seen_tokens - seq.num_computed_tokens  # read again after preemption: no rows
+        if seq.request.is_scored and seq.num_settled_tokens < seq.num_prompt_tokens:
+            num_known = seq.num_settled_tokens - seq.num_computed_tokens  # not wanted, or read again: no rows
             num = min(num, num_known + self.num_scored_rows)
             self.num_scored_rows -= max(0, num - num_known)
         self.num_tokens -= num
@@ -74,5 +74,5 @@ def advance_of(seq: Sequence, num_tokens: int) -> Advance:
     end = start + num_tokens
     num_rows = 1 if end == seq.num_tokens and seq.request.params.max_tokens > 0 else 0
     if seq.request.is_scored:
-        num_rows = max(num_rows, min(end, seq.num_prompt_tokens) - max(start, seq.num_seen_tokens))
+        num_rows = max(num_rows, min(end, seq.num_prompt_tokens) - max(start, seq.num_settled_tokens))
     return Advance(seq, start, num_tokens, num_rows)

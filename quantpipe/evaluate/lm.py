@@ -3,6 +3,7 @@
 The boundary between context and continuation is drawn by lm-eval's own TemplateLM, as for its Hugging Face model.
 """
 
+import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -98,11 +99,14 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         return self._score([(context_ids, continuation_ids) for _, context_ids, continuation_ids in requests], "scored")
 
     def _score(self, pairs: Sequence[tuple[list[int], list[int]]], label: str) -> list[ScoredPair]:
-        """Each pair is read as one prompt: choices of one question do not share work."""
+        """Each pair is read as one prompt, of which only the continuation is scored: choices share their context."""
         if not all(context and continuation for context, continuation in pairs):
             raise DataError("evaluate: a text to score is empty; every choice needs at least one token of its own")
-        outputs = self._run([[*context, *text] for context, text in pairs], [SCORE_PARAMS] * len(pairs), label)
-        return [_score_tail(output, len(text)) for output, (_, text) in zip(outputs, pairs, strict=True)]
+        order = _sharing_order([tuple(context) for context, _ in pairs])
+        prompts = [[*pairs[i][0], *pairs[i][1]] for i in order]
+        params = [dataclasses.replace(SCORE_PARAMS, prompt_logprobs_from=len(pairs[i][0])) for i in order]
+        outputs = dict(zip(order, self._run(prompts, params, label), strict=True))
+        return [_score_tail(outputs[i], len(text)) for i, (_, text) in enumerate(pairs)]
 
     def _generation(self, settings: dict[str, Any]) -> tuple[SamplingParams, tuple[str, ...]]:
         """Sampling parameters and stop strings of one task's ``generation_kwargs``; only greedy decoding is paired."""
@@ -139,12 +143,22 @@ class EngineLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         return list(self._progress(outputs(), total=len(prompts), label=label))
 
 
+def _sharing_order(contexts: Sequence[tuple[int, ...]]) -> list[int]:
+    """The order to ask in: of those in one call, first one of each context, then those that find it computed."""
+    order: list[int] = []
+    for start in range(0, len(contexts), REQUESTS_PER_CALL):
+        part = range(start, min(start + REQUESTS_PER_CALL, len(contexts)))
+        first_of = {contexts[i]: i for i in reversed(part)}
+        order += sorted(part, key=lambda i: first_of[contexts[i]] != i)
+    return order
+
+
 def _score_tail(output: RequestOutput, num_tokens: int) -> ScoredPair:
-    tail = output.prompt_logprobs[-num_tokens:]
-    if len(tail) != num_tokens or len(output.prompt_logprobs) != len(output.prompt_ids) - 1:
+    tail = output.prompt_logprobs
+    if len(tail) != num_tokens:
         raise DataError(
-            f"evaluate: the engine returned {len(output.prompt_logprobs)} log-probabilities for a prompt of "
-            f"{len(output.prompt_ids)} tokens; one for each token after the first is needed"
+            f"evaluate: the engine returned {len(tail)} log-probabilities for the last {num_tokens} of a prompt of "
+            f"{len(output.prompt_ids)} tokens; one for each is needed"
         )
     loglikelihood = math.fsum(token.logprob for token in tail)
     if not math.isfinite(loglikelihood):

@@ -53,6 +53,9 @@ def engine(fake_model: SimpleNamespace) -> Engine:
         ([1], {"logprobs": -1}, "logprobs"),
         ([1], {"logprobs": 21}, "logprobs"),
         ([1], {"stop_token_ids": (31,)}, "stop_token_ids"),
+        ([1, 2], {"prompt_logprobs_from": 0}, "prompt_logprobs_from"),
+        ([1, 2], {"prompt_logprobs_from": 1.0}, "prompt_logprobs_from"),
+        ([1, 2], {"prompt_logprobs_from": 3}, "prompt_logprobs_from"),
     ],
 )
 def test_bad_request_is_refused_by_parameter_and_the_next_one_works(

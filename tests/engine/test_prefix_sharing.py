@@ -125,6 +125,23 @@ def test_scored_prompt_is_computed_whole_even_if_it_is_known(
     assert hits_of(engine, [*PROMPT[:length], 30]) == length  # what it computed serves others
 
 
+def test_what_comes_before_the_scored_part_of_a_prompt_is_found(engine: Engine, fake_model: SimpleNamespace) -> None:
+    for prompt, scored_from, num_found in (
+        (PROMPT, 9, 0),
+        ([*PROMPT[:9], 30, 29], 9, 8),
+        (PROMPT, 8, 4),
+        (PROMPT, 18, 16),
+    ):
+        [output] = engine.generate([prompt], SamplingParams(prompt_logprobs=0, prompt_logprobs_from=scored_from))
+        assert output.num_cached_tokens == num_found
+        assert [entry.token_id for entry in output.prompt_logprobs] == prompt[scored_from:]
+        for length, entry in enumerate(output.prompt_logprobs, start=scored_from):
+            expected = fake_model.dense_logits(prompt[:length]).log_softmax(-1)
+            assert entry.logprob == pytest.approx(float(expected[entry.token_id]), abs=1e-5)
+        assert output.token_ids == fake_model.dense_greedy(prompt, 16)
+    assert (engine.stats().prefix_query_tokens, engine.stats().prefix_hit_tokens) == (8 + 8 + 7 + 17, 8 + 4 + 16)
+
+
 @pytest.mark.parametrize("is_scored", [False, True])
 def test_preempted_sequences_that_share_a_prefix_get_the_tokens_of_an_unlimited_pool(
     fake_model: SimpleNamespace, is_scored: bool

@@ -34,7 +34,7 @@ class Plan:
     arrival: int
     prompt_ids: tuple[int, ...]
     max_tokens: int
-    is_scored: bool
+    scored_from: int | None
     salt: str
     abort_after: int | None
     n: int
@@ -50,8 +50,13 @@ class Plan:
             max_tokens=self.max_tokens,
             temperature=self.temperature,
             seed=len(self.prompt_ids),
-            prompt_logprobs=0 if self.is_scored else None,
+            prompt_logprobs=None if self.scored_from is None else 0,
+            prompt_logprobs_from=self.first_scored,
         )
+
+    @property
+    def first_scored(self) -> int:
+        return min(self.scored_from or 1, len(self.prompt_ids))
 
 
 plans = st.lists(
@@ -69,7 +74,7 @@ plans = st.lists(
             ),
         ),
         max_tokens=st.integers(0, 18),
-        is_scored=st.booleans(),
+        scored_from=st.none() | st.just(1) | st.integers(1, 30),
         salt=st.sampled_from(["", "tenant"]),
         abort_after=st.none() | st.integers(0, 15),
         n=st.sampled_from([1, 1, 2, 3, 5]),
@@ -109,9 +114,9 @@ configs = st.builds(
 )
 
 
-def collector(rows: list[npt.NDArray[np.float32]]) -> Callable[[int, npt.NDArray[np.float32]], None]:
+def collector(rows: list[npt.NDArray[np.float32]], begin: int) -> Callable[[int, npt.NDArray[np.float32]], None]:
     def sink(first: int, logits: npt.NDArray[np.float32]) -> None:
-        assert first == sum(map(len, rows)), "chunks must follow each other, none twice"
+        assert first == begin + sum(map(len, rows)), "chunks must follow each other, none twice"
         rows.append(logits.copy())
 
     return sink
@@ -142,7 +147,7 @@ class Run:
 
     def _act(self, i: int, plan: Plan, time: int) -> None:
         if plan.arrival == time:
-            sink = collector(self.rows[i]) if plan.is_scored else None
+            sink = None if plan.scored_from is None else collector(self.rows[i], plan.first_scored - 1)
             params = plan.params(self.engine.config.max_num_seqs)
             order = plan.priority, plan.qos, plan.deadline_s
             self.engine.add(plan.prompt_ids, params, str(i), sink, plan.salt, *order)
@@ -191,10 +196,13 @@ def test_tokens_equal_those_of_a_dense_loop(
             assert sample.token_ids == expected
             stopped = bool(expected) and expected[-1] == STOP
             assert sample.finish_reason is (FinishReason.STOP if stopped else FinishReason.LENGTH)
-        assert [entry.token_id for entry in output.prompt_logprobs] == list(plan.prompt_ids[1:] * plan.is_scored)
-        if plan.is_scored:
-            dense = np.stack([fake_model.dense_logits(plan.prompt_ids[:n]) for n in range(1, len(plan.prompt_ids) + 1)])
-            np.testing.assert_array_equal(np.concatenate(run.rows[i]), dense)
+        if plan.scored_from is None:
+            assert output.prompt_logprobs == ()
+            continue
+        lengths = range(plan.first_scored, len(plan.prompt_ids) + 1)
+        assert [entry.token_id for entry in output.prompt_logprobs] == list(plan.prompt_ids[plan.first_scored :])
+        dense = np.stack([fake_model.dense_logits(plan.prompt_ids[:length]) for length in lengths])
+        np.testing.assert_array_equal(np.concatenate(run.rows[i]), dense)
     assert engine.stats().used_blocks == 0
     assert max(executor.batch_sizes, default=0) <= config.max_num_batched_tokens
 

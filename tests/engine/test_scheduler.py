@@ -149,6 +149,20 @@ def test_scored_prompt_asks_for_each_row_once_and_at_most_the_cap_per_step() -> 
     assert chunks == [(0, 5), (5, 5), (10, 3)]
 
 
+def test_rows_before_the_scored_part_are_not_asked_for_nor_counted_against_the_cap() -> None:
+    scheduler = make_scheduler(budget=16, max_scored_rows=5)
+    prompt_ids = tuple(range(30))
+    params = SamplingParams(max_tokens=0, prompt_logprobs=0, prompt_logprobs_from=22)
+    seq = Sequence(Request("r", prompt_ids, params), list(prompt_ids))
+    scheduler.add(seq)
+    chunks = []
+    while scheduler.has_unfinished:
+        step = scheduler.schedule(0.0)
+        chunks += [(advance.start, advance.num_tokens, advance.num_logit_rows) for advance in step.advances]
+        run(scheduler, step)
+    assert chunks == [(0, 16, 0), (16, 10, 5), (26, 4, 4)]
+
+
 def test_rows_already_delivered_are_not_asked_for_again_after_preemption() -> None:
     scheduler = make_scheduler(budget=16, max_scored_rows=5)
     seq = make_seq(13, max_tokens=2, is_scored=True)

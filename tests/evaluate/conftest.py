@@ -60,7 +60,7 @@ class BigramEngine:
             TokenLogprob(token, float(self.table_VV[previous, token]), bool(self.table_VV[previous].argmax() == token))
             for previous, token in itertools.pairwise(prompt)
         )
-        asked = logprobs if params.prompt_logprobs is not None else ()
+        asked = logprobs[params.prompt_logprobs_from - 1 :] if params.prompt_logprobs is not None else ()
         return RequestOutput("r", prompt, tuple(new), FinishReason.LENGTH, (), asked)
 
 

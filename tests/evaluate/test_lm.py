@@ -106,6 +106,22 @@ def test_requests_share_engine_calls_and_progress_counts_each(codec: CharCodec) 
     assert max(engine.calls) >= 32  # a call per request would leave the engine's batch empty
 
 
+def test_one_choice_of_each_item_is_asked_first_and_scores_keep_their_order(codec: CharCodec) -> None:
+    class Remembering(BigramEngine):
+        def generate(self, prompts: Any, *rest: Any) -> Any:
+            asked_for.extend(codec.decode(prompt) for prompt in prompts)
+            return super().generate(prompts, *rest)
+
+    asked_for: list[str] = []
+    table_VV = random_table(6)
+    pairs = [(f"item {item}:", choice) for item in range(5) for choice in ("a", "bc", "def")]
+    scores = EngineLM(Remembering(table_VV), codec).loglikelihood([asked("loglikelihood", *pair) for pair in pairs])
+    assert asked_for[:5] == [f"item {item}:a" for item in range(5)]
+    assert asked_for[5:] == [f"item {item}:{choice}" for item in range(5) for choice in ("bc", "def")]
+    expected = [bigram_sum(table_VV, context + text, start=len(context)) for context, text in pairs]
+    assert [score for score, _ in scores] == pytest.approx(expected, abs=1e-9)
+
+
 def test_broken_logits_and_oversized_items_are_refused(codec: CharCodec) -> None:
     lm = EngineLM(BigramEngine(np.full((128, 128), np.nan)), codec)
     with pytest.raises(DataError, match="log-likelihood nan"):
@@ -125,6 +141,23 @@ def test_generation_that_cannot_be_paired_is_refused(codec: CharCodec, settings:
     lm = EngineLM(BigramEngine(random_table(0)), codec)
     with pytest.raises(DataError, match=message):
         lm.generate_until([asked("generate_until", "a", {**GREEDY, **settings})])
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_choices_share_their_context_and_score_as_if_they_did_not(
+    codec: CharCodec, random_llama: Callable[..., Path], backend: str
+) -> None:
+    pairs = [(f"question {item} " + "x" * 40 + ":", choice) for item in range(6) for choice in ("a", "bc", "de", "f")]
+    requests = [asked("loglikelihood", *pair) for pair in pairs]
+    folder, scores, num_computed = random_llama(), {}, {}
+    for is_sharing in (True, False):
+        config = EngineConfig(backend=backend, num_threads=1, prefix_cache=is_sharing, block_size=4, max_num_seqs=4)
+        engine = Engine.open(folder, config)
+        scores[is_sharing] = EngineLM(engine, codec).loglikelihood(requests)
+        num_computed[is_sharing] = engine.stats().step_tokens
+    assert [score for score, _ in scores[True]] == pytest.approx([score for score, _ in scores[False]], abs=1e-4)
+    assert [is_greedy for _, is_greedy in scores[True]] == [is_greedy for _, is_greedy in scores[False]]
+    assert num_computed[True] < 0.4 * num_computed[False]
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
