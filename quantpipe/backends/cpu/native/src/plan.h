@@ -59,19 +59,23 @@ typedef struct qp_layer {
     float softmax_scale;
 } qp_layer;
 
-// One step. Sequence s brings query_lens[s] tokens (0 is allowed), the last ones of context_lens[s].
+// One step. Sequence s brings query_lens[s] tokens (0 is allowed), the last ones of context_lens[s]. Windows, sinks and
+// dropped blocks mean what backends/protocol.py says of a BatchInput.
 typedef struct qp_batch {
     int32_t num_tokens;              // T
     int32_t num_sequences;           // S
     int32_t table_width;             // B
     int32_t num_rows;                // R
+    int32_t num_sinks;               // 0: none
+    int32_t window;                  // 0: only the layers' own
     const int64_t* token_ids;        // [T]
     const int64_t* positions;        // [T]
     const int64_t* slots;            // [T] block * b + offset: where a token's key and value go
     const int64_t* query_lens;       // [S]
     const int64_t* context_lens;     // [S]
-    const int64_t* block_table;      // [S, B]
+    const int64_t* block_table;      // [S, B] of the blocks that are held
     const int64_t* logit_rows;       // [R] rows of T, ascending
+    const int64_t* dropped_blocks;   // [S], or null: none
 } qp_batch;
 
 // A layer's buffer is [num_blocks, qp_kv_block_bytes(...)]: a block is one run of bytes, copied by one memcpy.
@@ -104,7 +108,7 @@ enum {
 void* qp_plan_new(const qp_shape*);
 void qp_plan_free(void* plan);
 // The number of the rope, for qp_layer.rope; -1 with qp_last_error(). inverse_frequencies [P] is copied.
-int32_t qp_plan_add_rope(void* plan, int32_t num_pairs, const float* inverse_frequencies, float attention_scale);
+int32_t qp_plan_add_rope(void* plan, int32_t num_pairs, const double* inverse_frequencies, float attention_scale);
 // 0, or -1 with qp_last_error().
 int32_t qp_plan_add_layer(void* plan, const qp_layer*);
 // Writes this step's keys and values. Either of logits [R, V] and argmax [R] may be null. argmax is the lowest of the
@@ -124,8 +128,9 @@ int64_t qp_kv_block_bytes(int32_t num_kv_heads, int32_t head_dim, int32_t block_
 
 // The layer's norms of queries and keys, rope, KV write and attention: attended [T, num_heads * D] from
 // qkv [T, (num_heads + 2J) * D]. The layer's linears and other norms are not read. 0, or -1 with qp_last_error().
-int32_t qp_attention_apply(const qp_layer*, int32_t num_pairs, const float* inverse_frequencies, float attention_scale,
-                           const qp_batch*, const qp_kv*, const float* qkv, float* attended, int32_t num_threads);
+int32_t qp_attention_apply(const qp_layer*, int32_t num_pairs, const double* inverse_frequencies,
+                           float attention_scale, const qp_batch*, const qp_kv*, const float* qkv, float* attended,
+                           int32_t num_threads);
 // gate[i] = activation(gate[i]) * up[i]
 void qp_gate_apply(int32_t activation, float* gate, const float* up, int32_t size);
 int64_t qp_argmax_apply(const float* x, int64_t size);

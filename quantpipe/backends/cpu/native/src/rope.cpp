@@ -1,36 +1,51 @@
 #include "rope.h"
 
+#include <algorithm>
 #include <cmath>
 
 namespace qp {
 
-void RopeTable::prepare(const int64_t* positions, int num_positions) {
-    for (int i = 0; i < num_positions; ++i) {
-        const int64_t page = positions[i] / kPage;
-        if (page >= static_cast<int64_t>(pages_.size())) pages_.resize(page + 1);
-        if (pages_[page].empty()) fill(page);
+void RopeTable::look_up(const std::vector<int64_t>& positions, RopeRows& rows) {
+    const int64_t width = 2 * num_pairs();
+    const auto num_far = std::count_if(positions.begin(), positions.end(), [](int64_t p) { return p >= kKept; });
+    rows.rows_.resize(positions.size());
+    rows.far_.resize(num_far * width);
+    float* far = rows.far_.data();
+    for (size_t t = 0; t < positions.size(); ++t) {
+        if (positions[t] < kKept) {
+            rows.rows_[t] = kept(positions[t]);
+            continue;
+        }
+        turn(positions[t], far);
+        rows.rows_[t] = far;
+        far += width;
     }
 }
 
-void RopeTable::fill(int64_t page) {
+// In float64: a text without end turns far, and distances between far positions must stay what they are.
+void RopeTable::turn(int64_t position, float* cos_sin) const {
     const int pairs = num_pairs();
-    std::vector<float> table(kPage * 2 * pairs);
-    for (int64_t row = 0; row < kPage; ++row) {
-        float* cos_sin = table.data() + row * 2 * pairs;
-        for (int pair = 0; pair < pairs; ++pair) {
-            // The angle is rounded to float32, as the models that are served were trained with.
-            const float angle = static_cast<float>(page * kPage + row) * inverse_frequencies_[pair];
-            cos_sin[pair] = static_cast<float>(std::cos(static_cast<double>(angle))) * scale_;
-            cos_sin[pairs + pair] = static_cast<float>(std::sin(static_cast<double>(angle))) * scale_;
-        }
+    for (int pair = 0; pair < pairs; ++pair) {
+        const double angle = static_cast<double>(position) * inverse_frequencies_[pair];
+        cos_sin[pair] = static_cast<float>(std::cos(angle)) * scale_;
+        cos_sin[pairs + pair] = static_cast<float>(std::sin(angle)) * scale_;
     }
-    pages_[page] = std::move(table);
+}
+
+const float* RopeTable::kept(int64_t position) {
+    const int64_t width = 2 * num_pairs();
+    std::vector<float>& page = pages_[position / kPage];
+    if (page.empty()) {
+        page.resize(kPage * width);
+        for (int64_t row = 0; row < kPage; ++row) turn(position / kPage * kPage + row, page.data() + row * width);
+    }
+    return page.data() + position % kPage * width;
 }
 
 int64_t RopeTable::num_bytes() const {
-    int64_t floats = static_cast<int64_t>(inverse_frequencies_.size());
-    for (const auto& page : pages_) floats += static_cast<int64_t>(page.size());
-    return floats * 4;
+    int64_t total = static_cast<int64_t>(inverse_frequencies_.size()) * 8;
+    for (const auto& page : pages_) total += static_cast<int64_t>(page.size()) * 4;
+    return total;
 }
 
 }  // namespace qp
