@@ -1,8 +1,10 @@
 """What holds in every schedule: under each policy, batching mode, admission rule, pool size and pattern of arrivals."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import pairwise
+from random import Random
 from typing import Any
 
 import pytest
@@ -45,6 +47,7 @@ class Simulation:
     everyone: list[Sequence] = field(default_factory=list)
     trail: dict[Sequence, list[float]] = field(default_factory=dict)
     admitted: list[Sequence] = field(default_factory=list)
+    drafter: "MadeUpDrafter | None" = None
 
     @property
     def is_over(self) -> bool:
@@ -64,13 +67,20 @@ class Simulation:
         check(step)
         self.admitted += [seq for seq in self.scheduler.running if seq not in running]
         self.clock.now_s += step.wait_s or self.clock.cost_s(sum(advance.num_tokens for advance in step.advances))
+        for advance in step.advances:
+            if advance.draft_ids and self.drafter is not None:
+                num_right = sum(self.drafter.rng.random() < self.drafter.right_frac for _ in advance.draft_ids)
+                advance.seq.token_ids += (*advance.draft_ids[:num_right], 1)
         self.scheduler.commit(step, (), self.clock.now_s)
         for advance in step.advances:
-            self._take_token(advance.seq)
+            self._take_token(advance.seq, has_taken=bool(advance.draft_ids))
         return step
 
-    def _take_token(self, seq: Sequence) -> None:
-        if seq.num_uncomputed_tokens == 0 and seq.request.params.max_tokens > 0:
+    def _take_token(self, seq: Sequence, has_taken: bool) -> None:
+        if has_taken:
+            self.trail.setdefault(seq, []).append(self.clock.now_s)
+            self._end(seq)
+        elif seq.num_uncomputed_tokens == 0 and seq.request.params.max_tokens > 0:
             forks = [fork_of(seq, index) for index in range(1, 1 + seq.num_pending_forks)]
             for fork in forks:
                 self.scheduler.fork(seq, fork)
@@ -87,6 +97,20 @@ class Simulation:
         is_read = seq.num_computed_tokens >= seq.num_prompt_tokens
         if is_read and seq.num_generated_tokens >= seq.request.params.max_tokens:
             self.scheduler.remove(seq, is_complete=True)
+
+
+class MadeUpDrafter:
+    """Guesses anything, of which ``right_frac`` is called right."""
+
+    def __init__(self, right_frac: float) -> None:
+        self.right_frac = right_frac
+        self.rng = Random(0)
+
+    def propose(self, wanted: list[tuple[Sequence, int]]) -> list[tuple[int, ...]]:
+        return [(2,) * self.rng.randint(0, num) for _, num in wanted]
+
+    def forget(self, seq: Sequence) -> None:
+        assert not seq.block_table
 
 
 def fork_of(seq: Sequence, index: int) -> Sequence:
@@ -108,13 +132,17 @@ def sequence(
 
 
 def simulation(
-    arriving: list[Sequence], num_blocks: int = 400, has_prefix_cache: bool = True, **settings: Any
+    arriving: list[Sequence],
+    num_blocks: int = 400,
+    has_prefix_cache: bool = True,
+    drafter: MadeUpDrafter | None = None,
+    **settings: Any,
 ) -> Simulation:
     config = EngineConfig(**{"block_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 16} | settings)
     pool = BlockPool(num_blocks)
     prefix_cache = PrefixCache(pool, config.block_size) if has_prefix_cache else None
-    scheduler = Scheduler(pool, config, MAX_SCORED_ROWS, prefix_cache)
-    return Simulation(scheduler, sorted(arriving, key=lambda seq: seq.request.arrival_s))
+    scheduler = Scheduler(pool, config, MAX_SCORED_ROWS, prefix_cache, drafter)
+    return Simulation(scheduler, sorted(arriving, key=lambda seq: seq.request.arrival_s), drafter=drafter)
 
 
 arrivals = st.lists(
@@ -146,6 +174,8 @@ all_settings = st.fixed_dictionaries(
         "long_prompt_tokens": st.integers(5, 25),
         "target_step_s": st.none() | st.sampled_from([0.011, 0.018]),
         "static_wait_s": st.sampled_from([0.0, 0.5]),
+        "drafter": st.none() | st.sampled_from([0.0, 0.6, 1.0]).map(MadeUpDrafter),
+        "num_draft_tokens": st.integers(1, 9),
     }
 )
 
@@ -177,7 +207,10 @@ def check_budgets(scheduler: Scheduler, step: Step) -> None:
     config = scheduler.config
     assert sum(advance.num_tokens for advance in step.advances) <= config.max_num_batched_tokens
     assert sum(1 + seq.num_pending_forks for seq in scheduler.running) <= config.max_num_seqs
-    assert all(1 <= advance.num_tokens <= (config.max_prefill_chunk or 99) for advance in step.advances)
+    num_own = [advance.num_tokens - len(advance.draft_ids) for advance in step.advances]
+    assert all(1 <= num <= (config.max_prefill_chunk or 99) for num in num_own)
+    assert all(num_own[place] == 1 for place, advance in enumerate(step.advances) if advance.draft_ids)
+    assert sum(len(advance.draft_ids) for advance in step.advances) <= MAX_SCORED_ROWS
     scored = [a for a in step.advances if a.seq.request.is_scored and a.start < a.seq.num_prompt_tokens]
     assert sum(a.num_logit_rows for a in scored if not a.has_sample) <= MAX_SCORED_ROWS
     if config.max_long_prefills is not None:
@@ -196,6 +229,31 @@ def check_blocks(scheduler: Scheduler, step: Step, everyone: list[Sequence]) -> 
         assert not any(pool.must_copy(block) for block in written)
     destinations = [destination for _, destination in step.copies]
     assert len(destinations) == len(set(destinations))
+
+
+@settings(max_examples=60, deadline=None)
+@given(arrivals, all_settings)
+def test_wrong_guesses_change_nobodys_schedule(arriving: list[Sequence], chosen: dict[str, Any]) -> None:
+    """Where every guess is wrong, each step is what it would be without: order, tokens, blocks and preemptions."""
+    chosen |= {"has_prefix_cache": False, "target_step_s": None}
+    twins = [deepcopy(seq) for seq in arriving]
+    plain = simulation(arriving, **chosen | {"drafter": None})
+    guessing = simulation(twins, **chosen | {"drafter": MadeUpDrafter(0.0)})
+    for run in (plain, guessing):
+        run.clock.token_s = 0.0
+    while not plain.is_over:
+        steps = []
+        for run in (plain, guessing):
+            run.let_arrive()
+            steps.append(run.step())
+        own, other = (
+            [(a.seq.number, a.seq.index, a.start, a.num_tokens - len(a.draft_ids)) for a in step.advances]
+            for step in steps
+        )
+        assert own == other
+        assert len(steps[0].copies) == len(steps[1].copies)
+        assert plain.scheduler.num_preemptions == guessing.scheduler.num_preemptions
+    assert guessing.is_over
 
 
 @settings(max_examples=60, deadline=None)
