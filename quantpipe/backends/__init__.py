@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 
-from quantpipe.backends.cpu import CpuBackend
+from quantpipe.backends.cpu import CpuBackend, TorchBackend
 from quantpipe.backends.protocol import Backend
 from quantpipe.backends.reference import ReferenceBackend
 
 BACKENDS: dict[str, Callable[[], Backend]] = {
     "reference": ReferenceBackend,
     "cpu": CpuBackend,
+    "torch": TorchBackend,
 }

@@ -14,6 +14,10 @@ from torch import Tensor
 
 from quantpipe.models.description import DecoderDescription
 
+# How activations are held under weight-only integers. Kernels without a choice take them as they are.
+Activations = Literal["int8", "int16", "float32"]
+ACTIVATION_BITS: dict[Activations, int] = {"int8": 8, "int16": 16, "float32": 32}
+
 
 @dataclass(frozen=True)
 class BatchInput:
@@ -131,6 +135,18 @@ class Executor(Protocol):
         """Write this step's keys and values, and return float32 logits [R, V] of ``batch.logit_rows_R``."""
         ...
 
+    def forward_greedy(self, batch: BatchInput, kv_cache: KVCache) -> Tensor:
+        """The same, but of each row only its most likely token [R], an integer on any device.
+
+        The lowest id of those equally likely; -1 for a row without a largest logit that is finite.
+        """
+        ...
+
+    @property
+    def step_times_s(self) -> dict[str, float]:
+        """Seconds since loading, by part of the step; empty where they are not measured."""
+        ...
+
 
 class Backend(Protocol):
     """One row of the backends table."""
@@ -138,6 +154,8 @@ class Backend(Protocol):
     @property
     def name(self) -> str: ...
 
-    def load(self, folder: Path, activation_divisor: float, num_threads: int | None) -> Executor:
+    def load(
+        self, folder: Path, activation_divisor: float, num_threads: int | None, activations: Activations = "int16"
+    ) -> Executor:
         """Load a model folder, ordinary or quantized. ArtifactError if damaged, QuantpipeError if unable."""
         ...

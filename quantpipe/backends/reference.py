@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from quantpipe.backends.activations import ACTIVATIONS
-from quantpipe.backends.protocol import BatchInput, KVCache
+from quantpipe.backends.most_likely import most_likely
+from quantpipe.backends.protocol import Activations, BatchInput, KVCache
 from quantpipe.backends.reference_kv_cache import ReferenceKVCache
 from quantpipe.formats.artifact import Artifact
 from quantpipe.formats.kv_mode import KV_MODES
@@ -87,6 +88,14 @@ class ReferenceExecutor:
             x_TH = x_TH + self._norm(layer.post_attention_norm, self._attention(index, x_TH, batch, kv_cache))
             x_TH = x_TH + self._norm(layer.post_mlp_norm, self._mlp(layer, x_TH))
         return self.linear(self.description.lm_head, self._norm(self.description.final_norm, x_TH[batch.logit_rows_R]))
+
+    def forward_greedy(self, batch: BatchInput, kv_cache: KVCache) -> Tensor:
+        """Write this step's keys and values, and return the most likely token of each row [R]."""
+        return most_likely(self.forward(batch, kv_cache))
+
+    @property
+    def step_times_s(self) -> dict[str, float]:
+        return {}
 
     def linear(self, spec: LinearSpec, x_TK: Tensor) -> Tensor:
         """x @ weight.T + bias [T, N]; with 8-bit activations the sum over K is one of integers, exact in float64."""
@@ -190,8 +199,13 @@ class ReferenceBackend:
 
     name = "reference"
 
-    def load(self, folder: Path, activation_divisor: float, num_threads: int | None) -> ReferenceExecutor:
-        """Read every weight. ArtifactError where the folder is damaged or of an unknown family."""
+    def load(
+        self, folder: Path, activation_divisor: float, num_threads: int | None, activations: Activations = "float32"
+    ) -> ReferenceExecutor:
+        """Read every weight. ArtifactError where the folder is damaged or of an unknown family.
+
+        ``activations`` has no bearing: under weight-only schemes they stay in float32.
+        """
         if num_threads is not None:
             torch.set_num_threads(num_threads)
         artifact = Artifact.open(folder)

@@ -11,6 +11,7 @@ from itertools import islice
 from quantpipe.backends.protocol import Executor, KVCache
 from quantpipe.engine import sampler
 from quantpipe.engine.batch import build_batch
+from quantpipe.engine.greedy import wants_most_likely
 from quantpipe.engine.request import TokenLogprob
 from quantpipe.engine.sampler import Floats
 from quantpipe.engine.scheduler import Advance, Step
@@ -56,7 +57,10 @@ class ModelRunner:
     def run(self, step: Step) -> list[Advanced]:
         """One entry per sequence of the step, in its order."""
         self._copy(step)
-        logits_RV = self.executor.forward(build_batch(step, self.kv_cache.block_size), self.kv_cache).numpy()
+        batch = build_batch(step, self.kv_cache.block_size)
+        if wants_most_likely(step):
+            return _take(self.executor.forward_greedy(batch, self.kv_cache).tolist(), step)
+        logits_RV = self.executor.forward(batch, self.kv_cache).numpy()
         verified = _verify(logits_RV, step)
         advanced, first = [], 0
         for advance, chosen in zip(step.advances, _sample(logits_RV, step), strict=True):
@@ -76,6 +80,22 @@ class ModelRunner:
         while self._due_copies:
             self.kv_cache.copy_blocks(self._due_copies[0])
             del self._due_copies[0]
+
+
+def _take(token_ids_R: list[int], step: Step) -> list[Advanced]:
+    """What the sequences of a step get whose tokens were chosen by the backend, -1 where there was none."""
+    advanced, chosen = [], iter(token_ids_R)
+    for advance in step.advances:
+        if not advance.num_logit_rows:
+            advanced.append(Advanced())
+            continue
+        token_id = next(chosen)
+        if token_id < 0:
+            advanced.append(Advanced(error=UNUSABLE_LOGITS, is_nonfinite=True))
+            continue
+        forks = tuple(Advanced((token_id,)) for _ in advance.seq.pending_forks)
+        advanced.append(Advanced((token_id,), forks=forks))
+    return advanced
 
 
 def _sample(logits_RV: Floats, step: Step) -> list[list[int | None]]:

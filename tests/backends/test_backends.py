@@ -211,9 +211,9 @@ def test_mixed_schemes_and_a_quantized_head_give_the_logits_of_the_decoded_weigh
     expected = dense_logits(load("reference", make_folder(MIXED, decoded=True)), make_batch, ids)
     executor = load(backend, quantized)
     found = dense_logits(executor, make_batch, ids)
-    # 4-bit parts round activations to bfloat16 on the cpu.
+    # 4-bit parts round activations: to bfloat16 on torch, to 15 bits in the compiled kernels.
     assert (found - expected).norm() / expected.norm() < (1e-5 if backend == "reference" else 0.02)
-    if backend == "cpu":
+    if backend == "torch":
         assert {note.split(":")[0] for note in executor.notes} == {"w4a16", "w8a16", "w3a16", "lm_head"}
 
 

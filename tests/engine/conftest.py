@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from quantpipe.backends.most_likely import most_likely
 from quantpipe.backends.protocol import BatchInput
 from quantpipe.engine import request
 from quantpipe.engine.draws import sample_seed
@@ -64,6 +65,7 @@ class FakeExecutor:
         self.weight_bytes = 0
         self.context_tokens = (0, 0)
         self.notes: tuple[str, ...] = ()
+        self.step_times_s: dict[str, float] = {}
         self.poison = poison
         self.batch_sizes: list[int] = []
         self.fails = False
@@ -95,6 +97,9 @@ class FakeExecutor:
                 token += 1
         assert token == len(batch.token_ids_T)
         return torch.from_numpy(np.stack(logits)) if logits else torch.empty(0, VOCAB)
+
+    def forward_greedy(self, batch: BatchInput, kv_cache: FakeKVCache) -> Tensor:
+        return most_likely(self.forward(batch, kv_cache))
 
 
 class OracleDrafter:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from quantpipe.backends.most_likely import most_likely
 from quantpipe.backends.protocol import BatchInput
 from quantpipe.engine.config import EngineConfig
 from quantpipe.engine.engine import Engine
@@ -36,6 +37,7 @@ class FastExecutor:
         self.weight_bytes = 0
         self.notes: tuple[str, ...] = ()
         self.context_tokens = (0, 0)
+        self.step_times_s: dict[str, float] = {}
         self._table = torch.randn(64, VOCAB, VOCAB, generator=torch.Generator().manual_seed(0))
         self._table[:, 15] = torch.nan
 
@@ -48,6 +50,9 @@ class FastExecutor:
     def forward(self, batch: BatchInput, kv_cache: SimpleNamespace) -> Tensor:
         rows = batch.logit_rows_R
         return self._table[batch.positions_T[rows], batch.token_ids_T[rows]]
+
+    def forward_greedy(self, batch: BatchInput, kv_cache: SimpleNamespace) -> Tensor:
+        return most_likely(self.forward(batch, kv_cache))
 
 
 def random_params(rng: random.Random) -> SamplingParams:

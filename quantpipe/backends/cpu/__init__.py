@@ -1,5 +1,6 @@
-"""Executes a decoder on the CPU through torch's own kernels, each proved right at start-up before it is used."""
+"""Executes a decoder on the CPU: through compiled kernels of our own, or through torch's, proved right at start-up."""
 
 from quantpipe.backends.cpu.backend import CpuBackend
+from quantpipe.backends.cpu.torch_backend import TorchBackend
 
-__all__ = ["CpuBackend"]
+__all__ = ["CpuBackend", "TorchBackend"]

@@ -15,6 +15,7 @@ from quantpipe.backends.cpu.attention import AttentionGroup, attend, plan_groups
 from quantpipe.backends.cpu.kernel_check import CpuLinear
 from quantpipe.backends.cpu.kv_cache import CpuKVCache
 from quantpipe.backends.cpu.rotation import Rotation
+from quantpipe.backends.most_likely import most_likely
 from quantpipe.backends.protocol import BatchInput, KVCache
 from quantpipe.formats.kv_mode import KV_MODES
 from quantpipe.formats.kv_scales import read_kv_scales
@@ -123,6 +124,14 @@ class CpuExecutor:
         if batch.logit_rows_R.numel() == 0:
             return torch.empty(0, self.description.vocab_size)
         return self.lm_head(self.final_norm(x_TH.index_select(0, batch.logit_rows_R)))
+
+    def forward_greedy(self, batch: BatchInput, kv_cache: KVCache) -> Tensor:
+        """Write this step's keys and values, and return the most likely token of each row [R]."""
+        return most_likely(self.forward(batch, kv_cache))
+
+    @property
+    def step_times_s(self) -> dict[str, float]:
+        return {}
 
     @torch.inference_mode()  # cheaper per call than no_grad; logits are made outside, so that callers may change them
     def _run_layers(self, batch: BatchInput, kv_cache: CpuKVCache) -> Tensor:

@@ -6,16 +6,15 @@ Shapes: N out_features, K in_features, G groups along K, T rows.
 """
 
 import ctypes
-from ctypes import POINTER, c_char_p, c_float, c_int, c_int8, c_int64, c_uint16, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_void_p
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from quantpipe.backends.cpu.native.build import BuildError, library_path
+from quantpipe.backends.cpu.native.structures import KV, Batch, Layer, Shape
 
-_FLOATS, _INT8S, _BF16S = POINTER(c_float), POINTER(c_int8), POINTER(c_uint16)
-
-# Name -> (result, arguments).
+# Name -> (result, arguments). Arrays are addresses: what they hold is told in src/linear.h and src/plan.h.
 SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "qp_last_error": (c_char_p, []),
     "qp_linear_f32": (c_void_p, [c_int, c_int, c_void_p, c_void_p]),
@@ -25,6 +24,14 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "qp_linear_free": (None, [c_void_p]),
     "qp_linear_bytes": (c_int64, [c_void_p]),
     "qp_linear_apply": (None, [c_void_p, c_void_p, c_int, c_void_p, c_int]),
+    "qp_plan_new": (c_void_p, [POINTER(Shape)]),
+    "qp_plan_free": (None, [c_void_p]),
+    "qp_plan_add_rope": (c_int32, [c_void_p, c_int32, c_void_p, c_float]),
+    "qp_plan_add_layer": (c_int32, [c_void_p, POINTER(Layer)]),
+    "qp_plan_forward": (c_int32, [c_void_p, POINTER(Batch), POINTER(KV), c_void_p, c_void_p]),
+    "qp_plan_times": (None, [c_void_p, POINTER(c_double)]),
+    "qp_plan_bytes": (c_int64, [c_void_p]),
+    "qp_kv_block_bytes": (c_int64, [c_int32] * 5),
 }
 
 
@@ -36,31 +43,48 @@ class Library:
     """The loaded library. Functions are called by their C names, with the types of ``SIGNATURES``."""
 
     def __init__(self, path: Path) -> None:
-        """OSError where it cannot be loaded, AttributeError where it lacks a function."""
+        """OSError where it cannot be loaded."""
         self.path = path
         self._dll = ctypes.CDLL(str(path))
-        for name, (result, arguments) in SIGNATURES.items():
-            function = getattr(self._dll, name)
-            function.restype, function.argtypes = result, arguments
+        self._functions: dict[str, Any] = {}
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """What the function returns."""
-        return getattr(self._dll, name)(*arguments)
+        """What the function returns. NativeError where the library lacks it."""
+        return (self._functions.get(name) or self._find(name))(*arguments)
 
     def make(self, name: str, *arguments: Any) -> int:
         """The handle that the function makes. NativeError where it made none."""
-        made = getattr(self._dll, name)(*arguments)
+        made = self.call(name, *arguments)
         if not made:
-            raise NativeError((self._dll.qp_last_error() or b"no reason given").decode())
+            raise self._refusal()
         return int(made)
+
+    def check(self, name: str, *arguments: Any) -> int:
+        """What the function returns. NativeError where that is negative."""
+        result = int(self.call(name, *arguments))
+        if result < 0:
+            raise self._refusal()
+        return result
+
+    def _find(self, name: str) -> Any:
+        try:
+            function = getattr(self._dll, name)
+        except AttributeError:
+            raise NativeError(f"{self.path.name} lacks {name}; remove it, and it is compiled again") from None
+        function.restype, function.argtypes = SIGNATURES[name]
+        self._functions[name] = function
+        return function
+
+    def _refusal(self) -> NativeError:
+        return NativeError((self.call("qp_last_error") or b"no reason given").decode())
 
 
 @lru_cache(maxsize=1)
-def load_library() -> Library | str:
-    """The library, once per process, or why there is none, as part of a line."""
+def load_library() -> Library:
+    """The library, once per process. NativeError where there is none, with the reason."""
     try:
         return Library(library_path())
     except BuildError as error:
-        return str(error)
-    except (OSError, AttributeError, RuntimeError) as error:  # RuntimeError: no home folder to keep it in
-        return f"the compiled kernels cannot be loaded: {str(error).splitlines()[0]}"
+        raise NativeError(str(error)) from None
+    except (OSError, RuntimeError) as error:  # RuntimeError: no home folder to keep it in
+        raise NativeError(f"the compiled kernels cannot be loaded: {str(error).splitlines()[0]}") from None
