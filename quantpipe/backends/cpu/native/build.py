@@ -38,6 +38,8 @@ ISA_FLAGS: dict[str, tuple[str, ...]] = {
     "avx512": (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni"),
 }
 X86 = ("x86_64", "AMD64")
+# Plain arithmetic is a yardstick, not meant to be fast: -O3 takes minutes to unroll its loops.
+YARDSTICK, YARDSTICK_FLAGS = "isa_scalar", ("-O1",)
 # Where the architecture or the compiler lacks an instruction set, its unit is compiled with this and offers nothing.
 ABSENT_FLAG = "-DQP_ISA_ABSENT"
 COMPILE_TIMEOUT_S = 600
@@ -59,7 +61,7 @@ def library_path() -> Path:
 
 def library_name() -> str:
     """A file name that changes with the sources, the flags and the architecture."""
-    digest = hashlib.sha256(repr((FLAGS, LINK_FLAGS, ISA_FLAGS)).encode())
+    digest = hashlib.sha256(repr((FLAGS, YARDSTICK_FLAGS, LINK_FLAGS, ISA_FLAGS)).encode())
     for path in sorted(SOURCES.iterdir()):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return f"quantpipe-{platform.system().lower()}-{platform.machine()}-{digest.hexdigest()[:16]}.so"
@@ -110,7 +112,8 @@ def _units() -> list[Path]:
 
 def _compile_unit(compiler: str, unit: Path, target: Path, extra_flags: Sequence[str]) -> Path:
     isa_flags = ISA_FLAGS.get(unit.stem.removeprefix("isa_"), ())
-    command = [compiler, *FLAGS, *extra_flags, "-c", str(unit), "-o", str(target)]
+    level = YARDSTICK_FLAGS if unit.stem == YARDSTICK else ()
+    command = [compiler, *FLAGS, *level, *extra_flags, "-c", str(unit), "-o", str(target)]
     if isa_flags and not _knows(compiler, isa_flags):
         isa_flags = (ABSENT_FLAG,)
     _run([*command, *isa_flags], unit.name)
