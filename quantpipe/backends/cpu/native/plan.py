@@ -170,7 +170,7 @@ class _Builder:
 
     def _rope(self, rope: RopeSpec) -> int:
         if rope not in self._ropes:
-            frequencies_P = torch.tensor(rope.inverse_frequencies, dtype=torch.float32)
+            frequencies_P = torch.tensor(rope.inverse_frequencies, dtype=torch.float64)
             self._ropes[rope] = self._library.check(
                 "qp_plan_add_rope", self._owned.plan, len(frequencies_P), address(frequencies_P), rope.attention_scale
             )

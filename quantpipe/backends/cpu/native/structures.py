@@ -60,8 +60,11 @@ class Layer(Structure):
     ]
 
 
-BATCH_SIZES = ("num_tokens", "num_sequences", "table_width", "num_rows")
-BATCH_ARRAYS = ("token_ids", "positions", "slots", "query_lens", "context_lens", "block_table", "logit_rows")
+BATCH_SIZES = ("num_tokens", "num_sequences", "table_width", "num_rows", "num_sinks", "window")
+BATCH_ARRAYS = (
+    *("token_ids", "positions", "slots", "query_lens", "context_lens", "block_table", "logit_rows"),
+    "dropped_blocks",
+)
 
 
 class Batch(Structure):
