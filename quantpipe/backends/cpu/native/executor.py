@@ -87,12 +87,15 @@ class NativeExecutor:
             raise TypeError(f"the native cpu backend was given a {type(kv_cache).__name__}")
         query_lens_S = np.array(batch.query_lens, dtype=np.int64)
         context_lens_S = np.array(batch.context_lens, dtype=np.int64)
+        dropped_blocks_S = np.array(batch.dropped_blocks, dtype=np.int64)
         block_table_SB = batch.block_table_SB.contiguous()
         structure = Batch(
             num_tokens=batch.token_ids_T.shape[0],
             num_sequences=len(query_lens_S),
             table_width=block_table_SB.shape[1],
             num_rows=batch.logit_rows_R.shape[0],
+            num_sinks=batch.num_sinks,
+            window=batch.window or 0,
             token_ids=batch.token_ids_T.data_ptr(),
             positions=batch.positions_T.data_ptr(),
             slots=batch.slot_mapping_T.data_ptr(),
@@ -100,6 +103,7 @@ class NativeExecutor:
             context_lens=context_lens_S.ctypes.data,
             block_table=block_table_SB.data_ptr(),
             logit_rows=batch.logit_rows_R.data_ptr(),
+            dropped_blocks=dropped_blocks_S.ctypes.data if batch.dropped_blocks else None,
         )
         self.plan.forward(structure, kv_cache.structure, logits_RV, token_ids_R)
         self._context_count.num_tokens += sum(batch.context_lens)
