@@ -1,87 +1,71 @@
 #include "linear.h"
 
-#include <cmath>
-#include <cstring>
-#include <memory>
-#include <string>
-#include <vector>
+#include <algorithm>
 
-#include "qp_error.h"
+#include "isa.h"
+#include "packed_linear.h"
 
 namespace qp {
+namespace {
 
-struct Linear {
-    int n, k;
-    std::vector<float> w, bias;
-    float divisor = 0;
+// Rows whose activations one thread prepares at a time.
+constexpr int kPreparedRows = 16;
+// Pieces of work per thread: enough that a thread which comes late takes its share, few enough to claim cheaply.
+constexpr int kChunksPerThread = 4;
+
+struct Sizes {
+    size_t row_bytes;
+    size_t scratch_bytes;
 };
 
-int linear_num_out(const Linear& linear) { return linear.n; }
-int linear_num_in(const Linear& linear) { return linear.k; }
+Sizes sizes_of(const LinearView& view, ActivationForm form) {
+    const size_t bytes_each = form == ActivationForm::floats ? 4 : form == ActivationForm::pairs ? 2 : 1;
+    // An odd number of cache lines: rows a power of two apart would share few places of the first-level cache.
+    const size_t num_lines = (view.k_padded * bytes_each + Aligned::kLine - 1) / Aligned::kLine;
+    return {(num_lines | 1) * Aligned::kLine, std::max(kScratchBytes, view.k_padded * sizeof(float))};
+}
 
-void linear_run(const Linear& l, const float* x, int ldx, int num_tokens, float* y, int ldy, Workspace&, Threads& threads) {
-    threads.parallel_for(num_tokens, [&](int t, int) {
-        std::vector<float> row(x + size_t(t) * ldx, x + size_t(t) * ldx + l.k);
-        float scale = 1;
-        if (l.divisor != 0) {
-            float top = 0;
-            for (float v : row) top = std::fabs(v) > top || std::isnan(v) ? std::fabs(v) : top;
-            scale = (top == 0 ? 1 : top) / l.divisor;
-            for (float& v : row) v = std::fmin(127.f, std::fmax(-128.f, std::nearbyint(v / scale)));
-        }
-        for (int n = 0; n < l.n; ++n) {
-            float sum = 0;
-            for (int k = 0; k < l.k; ++k) sum += row[k] * l.w[size_t(n) * l.k + k];
-            y[size_t(t) * ldy + n] = sum * scale + (l.bias.empty() ? 0 : l.bias[n]);
-        }
+Activations make_room(Workspace& workspace, const LinearView& view, ActivationForm form, int num_tokens,
+                      int num_threads) {
+    const Sizes sizes = sizes_of(view, form);
+    const size_t num_groups = form == ActivationForm::floats ? 0 : view.num_groups();
+    workspace.x.grow(sizes.row_bytes * num_tokens);
+    workspace.scales.grow(num_groups * num_tokens * sizeof(float));
+    workspace.sums.grow(num_groups * num_tokens * sizeof(int32_t));
+    if (workspace.scratch.size() < size_t(num_threads)) workspace.scratch.resize(num_threads);
+    for (Aligned& scratch : workspace.scratch) scratch.grow(sizes.scratch_bytes);
+    return {form, workspace.x.as<uint8_t>(), sizes.row_bytes, workspace.scales.as<float>(), workspace.sums.as<int32_t>()};
+}
+
+}  // namespace
+
+int linear_num_out(const Linear& linear) { return linear.view.n; }
+int linear_num_in(const Linear& linear) { return linear.view.k; }
+
+void linear_run_with(const LinearKernels& kernels, const Linear& linear, const float* x, int64_t ldx, int num_tokens,
+                     float* y, int64_t ldy, Workspace& workspace, Threads& threads) {
+    const LinearView& view = linear.view;
+    if (num_tokens <= 0) return;
+    const Activations prepared =
+        make_room(workspace, view, activation_form(view, kernels), num_tokens, threads.size());
+    threads.parallel_for((num_tokens + kPreparedRows - 1) / kPreparedRows, [&](int chunk, int thread) {
+        const int begin = chunk * kPreparedRows, end = std::min(begin + kPreparedRows, num_tokens);
+        kernels.prepare(view, x, ldx, begin, end, prepared, workspace.scratch[thread].as<float>());
+    });
+    const int num_blocks = (num_tokens + kTokenBlock - 1) / kTokenBlock;
+    const int wanted = threads.size() == 1 ? 1 : std::max(1, threads.size() * kChunksPerThread / num_blocks);
+    const int panels_each = (view.num_panels + wanted - 1) / wanted;
+    const int num_parts = (view.num_panels + panels_each - 1) / panels_each;
+    threads.parallel_for(num_blocks * num_parts, [&](int chunk, int thread) {
+        const int begin = chunk / num_parts * kTokenBlock, first = chunk % num_parts * panels_each;
+        kernels.run(view, prepared, first, std::min(first + panels_each, view.num_panels), begin,
+                    std::min(begin + kTokenBlock, num_tokens), y, ldy, workspace.scratch[thread].as<uint8_t>());
     });
 }
 
-static Linear* fresh(int n, int k, const float* bias) {
-    auto* l = new Linear{n, k, std::vector<float>(size_t(n) * k), {}};
-    if (bias) l->bias.assign(bias, bias + n);
-    return l;
+void linear_run(const Linear& linear, const float* x, int ldx, int num_tokens, float* y, int ldy, Workspace& workspace,
+                Threads& threads) {
+    linear_run_with(isa().linear, linear, x, ldx, num_tokens, y, ldy, workspace, threads);
 }
 
 }  // namespace qp
-
-extern "C" {
-void* qp_linear_f32(int n, int k, const float* w, const float* bias) {
-    qp::Linear* l = qp::fresh(n, k, bias);
-    std::memcpy(l->w.data(), w, l->w.size() * sizeof(float));
-    return l;
-}
-void* qp_linear_bf16(int n, int k, const uint16_t* w, const float* bias) {
-    qp::Linear* l = qp::fresh(n, k, bias);
-    for (size_t i = 0; i < l->w.size(); ++i) {
-        const uint32_t bits = uint32_t(w[i]) << 16;
-        std::memcpy(&l->w[i], &bits, 4);
-    }
-    return l;
-}
-void* qp_linear_w8a8(int n, int k, const int8_t* w, const float* scale_n, const float* bias, float divisor) {
-    qp::Linear* l = qp::fresh(n, k, bias);
-    for (size_t i = 0; i < l->w.size(); ++i) l->w[i] = w[i] * scale_n[i / k];
-    l->divisor = divisor;
-    return l;
-}
-void* qp_linear_wint(int, int n, int k, int group, const int8_t* w, const float* scale, const int8_t* zero,
-                     const float* bias, int) {
-    qp::Linear* l = qp::fresh(n, k, bias);
-    for (size_t i = 0; i < l->w.size(); ++i) {
-        const size_t g = i / k * (k / group) + i % k / group;
-        l->w[i] = (w[i] - (zero ? zero[g] : 0)) * scale[g];
-    }
-    return l;
-}
-void qp_linear_free(void* linear) { delete static_cast<qp::Linear*>(linear); }
-int64_t qp_linear_bytes(const void* linear) {
-    return static_cast<const qp::Linear*>(linear)->w.size() * 4;
-}
-void qp_linear_apply(const void* linear, const float* x, int t, float* y, int num_threads) {
-    const auto& l = *static_cast<const qp::Linear*>(linear);
-    qp::Threads threads(num_threads);
-    qp::Workspace workspace;
-    qp::linear_run(l, x, l.k, t, y, l.n, workspace, threads);
-}
-}
