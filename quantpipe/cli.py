@@ -22,6 +22,7 @@ from quantpipe.cli_traceback import one_line, traceback_text
 from quantpipe.errors import EXIT_DATA, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_PASS, EXIT_USAGE, QuantpipeError
 
 if TYPE_CHECKING:
+    from quantpipe.backends.protocol import Activations
     from quantpipe.gate.judge import GateResult
 
 EXIT_BROKEN_PIPE = 141  # as a shell reports a process that wrote to a closed pipe
@@ -135,7 +136,7 @@ def verify(artifact: Path) -> int:
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0 picks a free one.")
 @click.option("--model-name", help="Name clients ask for. Default: the folder's name.")
-@click.option("--backend", default="cpu", show_default=True, type=click.Choice(["cpu", "reference"]))
+@click.option("--backend", default="cpu", show_default=True, type=click.Choice(["cpu", "torch", "reference"]))
 @click.option("--kv-dtype", metavar="MODE", help="A `kv_cache` of recipes. Default: as the gate judged.")
 @click.option("--max-model-len", type=click.IntRange(min=2), help="Most tokens of one sequence.")
 @click.option("--max-num-seqs", default=16, show_default=True, type=click.IntRange(min=1))
@@ -157,6 +158,13 @@ def verify(artifact: Path) -> int:
     "--prefix-cache/--no-prefix-cache", default=True, help="Compute common beginnings of prompts once, or not."
 )
 @click.option("--num-threads", type=click.IntRange(min=1), help="CPU threads. Default: all cores.")
+@click.option(
+    "--activations",
+    default="int16",
+    show_default=True,
+    type=click.Choice(["int8", "int16", "float32"]),
+    help="What they are rounded to under weight-only schemes.",
+)
 @click.option("--skip-verify", is_flag=True, help="Start without checking digests: faster for large models.")
 def serve(
     artifact: Path,
@@ -172,6 +180,7 @@ def serve(
     memory_utilization: float | None,
     prefix_cache: bool,
     num_threads: int | None,
+    activations: "Activations",
     skip_verify: bool,
 ) -> None:
     """Serve ARTIFACT over the OpenAI API until interrupted."""
@@ -189,6 +198,7 @@ def serve(
         memory_utilization=memory_utilization,
         prefix_cache=prefix_cache,
         num_threads=num_threads,
+        activations=activations,
     )
     if not skip_verify:
         require_intact(artifact)

@@ -149,6 +149,7 @@ def engine_config(recipe: Recipe, kv_dtype: str | None = None) -> EngineConfig:
         long_prompt_tokens=section.long_prompt_tokens,
         target_step_s=section.target_step_s,
         num_threads=section.num_threads,
+        activations=section.activations,
     )
 
 

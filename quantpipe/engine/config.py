@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+from quantpipe.backends.protocol import ACTIVATION_BITS, Activations
 from quantpipe.engine.admission import ADMISSIONS
 from quantpipe.engine.batching import BATCHING_MODES
 from quantpipe.engine.policies import POLICIES
@@ -17,8 +18,8 @@ class EngineConfig:
 
     ``backend`` names a row of ``quantpipe.backends.BACKENDS``. ``kv_dtype`` names a mode of ``KV_MODES``; None takes
     what the artifact's manifest asks for (``auto`` for an ordinary model folder). ``max_model_len`` None takes the
-    model's own limit, at most 4096. ``activation_divisor`` is the int8 activation rule: 127 as served, 127.5 to compare
-    with transformers.
+    model's own limit, at most 4096. ``activations`` is how the ``cpu`` backend holds them under weight-only integers.
+    ``activation_divisor`` is the int8 activation rule of w8a8: 127 as served, 127.5 to compare with transformers.
 
     At most one of three sizes the pool of KV blocks: ``num_kv_blocks``; ``kv_cache_memory``, in bytes; or
     ``memory_utilization``, the share of the device's memory (RAM on a CPU) that weights, the largest steps, measured
@@ -57,6 +58,7 @@ class EngineConfig:
     speculative: str = NO_DRAFTER
     num_draft_tokens: int = 4
     num_threads: int | None = None
+    activations: Activations = "int16"
     activation_divisor: float = 127.0
 
     def __post_init__(self) -> None:
@@ -88,6 +90,9 @@ class EngineConfig:
         self._check_pool_size()
         if self.kv_dtype is not None:
             kv_mode(self.kv_dtype, "engine.kv_dtype")
+        if self.activations not in ACTIVATION_BITS:
+            known = suggest(self.activations, ACTIVATION_BITS)
+            raise RecipeError(f"engine.activations: unknown '{self.activations}'{known}")
 
     def _check_schedule(self) -> None:
         for name, known in (

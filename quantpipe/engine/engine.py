@@ -103,7 +103,8 @@ class Engine:
             raise RecipeError(f"engine.backend: unknown '{config.backend}'{suggest(config.backend, BACKENDS)}")
         artifact = Artifact.open(folder)
         kv_dtype = _kv_dtype_of(artifact) if config.kv_dtype is None else config.kv_dtype
-        executor = BACKENDS[config.backend]().load(folder, config.activation_divisor, config.num_threads)
+        backend = BACKENDS[config.backend]()
+        executor = backend.load(folder, config.activation_divisor, config.num_threads, config.activations)
         return cls(executor, config, kv_dtype, artifact.quick_digest)
 
     @property

@@ -147,8 +147,9 @@ class CalibrationSection(Section):
 class EngineSection(Section):
     """The runtime that evaluates, benches and serves."""
 
-    backend: Literal["cpu", "reference"] = "cpu"
-    """What executes the model. `reference` is slow and plain: the specification that others are tested against."""
+    backend: Literal["cpu", "torch", "reference"] = "cpu"
+    """What executes the model: `cpu` compiled kernels of its own, where the machine has a C++ compiler; `torch` torch's
+    operators. `reference` is slow and plain: the specification that others are tested against."""
     max_model_len: Count | None = None
     """Most tokens of one sequence, prompt and output. Absent: the model's own limit, at most 4096."""
     max_num_seqs: Count = 16
@@ -183,6 +184,9 @@ class EngineSection(Section):
     """How long a step should take: where it takes longer, prompts get fewer tokens and fewer sequences run."""
     num_threads: Count | None = None
     """CPU threads. Absent: all cores."""
+    activations: Literal["int8", "int16", "float32"] = "int16"
+    """What the `cpu` backend rounds activations to under weight-only schemes, per token and weight group: `int8` is
+    fastest, `int16` nearly as close as `float32`, which rounds nothing. `w8a8` has its own rule."""
 
 
 class DivergenceSection(Section):
