@@ -15,130 +15,136 @@ namespace {
 // A decode's context beyond this is looked at in pieces, which threads share.
 constexpr int64_t kPiece = 16 * kSpan;
 
-// A task still without its place in the buffers. Pieces of the same rows follow one another.
-struct Part {
-    int sequence, kv_head, first_head, num_heads;
-    int64_t first_row, first_query, num_queries;   // the row of the step that the sequence begins with
-    int piece, num_pieces;
-    int64_t partial;   // offset in floats
-};
+int64_t held_len(const Step& step, int sequence) {
+    return step.batch.context_lens[sequence] - num_dropped(step, sequence);
+}
 
-int64_t rows_of(const Part& part) { return part.num_queries * part.num_heads; }
+int64_t first_query(const Step& step, const AttentionPart& part) {
+    return held_len(step, part.sequence) - step.batch.query_lens[part.sequence] + part.first_query;
+}
 
-class Division {
+int64_t piece_floats(const LayerKind& kind, const AttentionPart& part) {
+    return part.num_queries * part.num_heads * (kind.head_dim + 2);
+}
+
+void add_part(LayerKind& kind, AttentionPart part) {
+    part.partial = kind.num_partial_floats;
+    for (part.piece = 0; part.piece < part.num_pieces; ++part.piece) kind.parts.push_back(part);
+    if (part.num_pieces > 1) kind.num_partial_floats += part.num_pieces * piece_floats(kind, part);
+}
+
+void add_sequence(Step& step, LayerKind& kind, int s, int64_t first_row) {
+    const int64_t query_len = step.batch.query_lens[s], context_len = held_len(step, s);
+    const int max_rows = attention_rows(kind.head_dim), group = kind.num_heads / kind.num_kv_heads;
+    const int heads = std::min(group, max_rows);
+    const int64_t queries = max_rows / heads;
+    const int num_pieces = query_len == 1 ? static_cast<int>((context_len + kPiece - 1) / kPiece) : 1;
+    for (int j = 0; j < kind.num_kv_heads; ++j) {
+        for (int head = 0; head < group; head += heads) {
+            for (int64_t query = 0; query < query_len; query += queries) {
+                add_part(kind, {s, j, head, std::min(heads, group - head), first_row, query,
+                                std::min(queries, query_len - query), 0, num_pieces, 0});
+            }
+        }
+    }
+}
+
+// Tokens to look at, times rows.
+int64_t work_of(const Step& step, const LayerKind& kind, const AttentionPart& part) {
+    int64_t tokens = part.num_pieces > 1 ? kPiece : first_query(step, part) + part.num_queries;
+    if (kind.step_window) tokens = std::min<int64_t>(tokens, kind.step_window + part.num_queries);
+    return tokens * (8 + part.num_queries * part.num_heads);
+}
+
+// The attention of one layer.
+class LayerAttention {
    public:
-    Division(Step& step, int index)
+    LayerAttention(Step& step, int index)
         : step_(step),
           layer_(step.plan.layers[index]),
+          kind_(step.plan.kinds[layer_.kind]),
           layout_(layout_of(layer_, step.kv)),
-          index_(index),
-          group_(layer_.sizes.num_heads / layer_.sizes.num_kv_heads) {
-        int64_t first_row = 0;
-        for (int s = 0; s < step.batch.num_sequences; ++s) {
-            if (step.batch.query_lens[s] > 0) add_sequence(s, first_row);
-            first_row += step.batch.query_lens[s];
-        }
-        step.plan.buffers.partial.grow(num_partial_floats_ * 4);
-    }
+          index_(index) {}
 
     void run() {
         Plan& plan = step_.plan;
-        const int64_t scratch_bytes = attention_scratch_floats(layout_.head_dim) * 4;
+        const int64_t scratch_bytes = attention_scratch_floats(kind_.head_dim) * 4;
         for (Aligned& scratch : plan.buffers.attention) scratch.grow(scratch_bytes);
-        // The longest first: what is claimed last should end soon.
-        std::stable_sort(parts_.begin(), parts_.end(), [&](const Part& a, const Part& b) { return work(a) > work(b); });
-        plan.threads.parallel_for(static_cast<int>(parts_.size()), [&](int chunk, int thread) {
-            plan.kernels.attend(task_of(parts_[chunk], plan.buffers.attention[thread].as<float>()));
+        plan.buffers.partial.grow(kind_.num_partial_floats * 4);
+        plan.threads.parallel_for(static_cast<int>(kind_.parts.size()), [&](int chunk, int thread) {
+            plan.kernels.attend(task_of(kind_.parts[chunk], plan.buffers.attention[thread].as<float>()));
         });
-        if (num_partial_floats_ == 0) return;
-        for (const Part& part : parts_) {
+        if (kind_.num_partial_floats == 0) return;
+        for (const AttentionPart& part : kind_.parts) {
             if (part.num_pieces > 1 && part.piece == 0) merge(part);
         }
     }
 
    private:
-    void add_sequence(int s, int64_t first_row) {
-        const int64_t query_len = step_.batch.query_lens[s], context_len = step_.batch.context_lens[s];
-        const int max_rows = attention_rows(layout_.head_dim), heads = std::min(group_, max_rows);
-        const int64_t queries = std::max(1, max_rows / heads);
-        const int num_pieces =
-            query_len == 1 && !layer_.sizes.window ? static_cast<int>((context_len + kPiece - 1) / kPiece) : 1;
-        for (int j = 0; j < layer_.sizes.num_kv_heads; ++j) {
-            for (int head = 0; head < group_; head += heads) {
-                for (int64_t query = 0; query < query_len; query += queries) {
-                    add_parts({s, j, head, std::min(heads, group_ - head), first_row, query,
-                               std::min(queries, query_len - query), 0, num_pieces, 0});
-                }
-            }
-        }
+    int64_t column_of(const AttentionPart& part) const {
+        const int group = kind_.num_heads / kind_.num_kv_heads;
+        return (int64_t{part.kv_head} * group + part.first_head) * kind_.head_dim;
     }
 
-    void add_parts(Part part) {
-        part.partial = num_partial_floats_;
-        for (part.piece = 0; part.piece < part.num_pieces; ++part.piece) parts_.push_back(part);
-        if (part.num_pieces > 1) num_partial_floats_ += part.num_pieces * piece_floats(part);
-    }
-
-    int64_t piece_floats(const Part& part) const { return rows_of(part) * (layout_.head_dim + 2); }
-
-    int64_t first_position(const Part& part) const {
-        return step_.batch.context_lens[part.sequence] - step_.batch.query_lens[part.sequence] + part.first_query;
-    }
-
-    // Tokens to look at, times rows.
-    int64_t work(const Part& part) const {
-        int64_t tokens = part.num_pieces > 1 ? kPiece : first_position(part) + part.num_queries;
-        if (layer_.sizes.window) tokens = std::min<int64_t>(tokens, layer_.sizes.window + part.num_queries);
-        return tokens * (8 + rows_of(part));
-    }
-
-    AttentionTask task_of(const Part& part, float* scratch) const {
-        Plan& plan = step_.plan;
-        const int64_t width = layer_.qkv_width(), row = part.first_row + part.first_query;
-        const int64_t column = (int64_t{part.kv_head} * group_ + part.first_head) * layout_.head_dim;
-        const int64_t static_scale = int64_t{index_} * layout_.num_kv_heads + part.kv_head;
+    AttentionTask task_of(const AttentionPart& part, float* scratch) const {
+        const StepBuffers& buffers = step_.plan.buffers;
+        const int64_t row = part.first_row + part.first_query, width = layer_.qkv_width();
         AttentionTask task{};
-        task.layout = &layout_;
-        task.cache = static_cast<const uint8_t*>(step_.kv.layers[index_]);
-        task.block_table = step_.batch.block_table + int64_t{part.sequence} * step_.batch.table_width;
-        task.kv_head = part.kv_head;
-        task.key_scale = step_.kv.key_scales ? step_.kv.key_scales[static_scale] : 1.0f;
-        task.value_scale = step_.kv.value_scales ? step_.kv.value_scales[static_scale] : 1.0f;
-        task.may_hold_not_finite = plan.has_written_not_finite;
-        task.query = plan.buffers.qkv.as<float>() + row * width + column;
+        place_cache(part, task);
+        task.query = buffers.qkv.as<float>() + row * width + column_of(part);
         task.ld_query = width;
         task.ld_out = layer_.query_width();
-        task.out = plan.buffers.attended.as<float>() + row * task.ld_out + column;
+        const int64_t place = row * task.ld_out + column_of(part);
+        if (kind_.meets_sinks) task.sink_query = buffers.sink_query.as<float>() + place;
         task.num_queries = static_cast<int>(part.num_queries);
         task.num_heads = part.num_heads;
-        task.first_position = first_position(part);
-        task.end_token = step_.batch.context_lens[part.sequence];
-        task.window = layer_.sizes.window;
         task.softmax_scale = layer_.sizes.softmax_scale;
         task.scratch = scratch;
-        if (part.num_pieces == 1) return task;
-        task.out = nullptr;
-        task.partial = plan.buffers.partial.as<float>() + part.partial + part.piece * piece_floats(part);
+        task.first_query = first_query(step_, part);
+        task.end_token = held_len(step_, part.sequence);
+        if (part.num_pieces == 1) {
+            task.out = buffers.attended.as<float>() + place;
+            return task;
+        }
+        task.partial = buffers.partial.as<float>() + part.partial + part.piece * piece_floats(kind_, part);
         task.first_token = part.piece * kPiece;
         task.end_token = std::min(task.end_token, task.first_token + kPiece);
         return task;
     }
 
+    // Which part of the cache the task reads, and what of it is seen.
+    void place_cache(const AttentionPart& part, AttentionTask& task) const {
+        const qp_kv& kv = step_.kv;
+        const int64_t scale = int64_t{index_} * layout_.num_kv_heads + part.kv_head;
+        task.layout = &layout_;
+        task.cache = static_cast<const uint8_t*>(kv.layers[index_]);
+        task.block_table = step_.batch.block_table + int64_t{part.sequence} * step_.batch.table_width;
+        task.kv_head = part.kv_head;
+        task.key_scale = kv.key_scales ? kv.key_scales[scale] : 1.0f;
+        task.value_scale = kv.value_scales ? kv.value_scales[scale] : 1.0f;
+        task.may_hold_not_finite = step_.plan.has_written_not_finite;
+        task.window = kind_.step_window;
+        task.num_sinks = step_.batch.num_sinks;
+        task.num_first = (task.num_sinks + kv.block_size - 1) / kv.block_size * kv.block_size;
+        task.num_dropped = num_dropped(step_, part.sequence);
+    }
+
     // One query over several pieces: each sum counts as much as its largest score asks for.
-    void merge(const Part& part) const {
+    void merge(const AttentionPart& part) const {
         const AttentionTask task = task_of(part, nullptr);
-        const int dim = layout_.head_dim, rows = part.num_heads;
+        const int dim = kind_.head_dim, rows = part.num_heads;
+        const int64_t size = piece_floats(kind_, part);
         float* out = step_.plan.buffers.attended.as<float>() + (part.first_row + part.first_query) * task.ld_out +
-                     (int64_t{part.kv_head} * group_ + part.first_head) * dim;
+                     column_of(part);
         for (int r = 0; r < rows; ++r, out += dim) {
+            const float* ends = task.partial + rows * dim + r;   // largest score, and `rows` further the total
             float largest = -INFINITY, total = 0;
-            const auto largest_of = [&](int piece) { return task.partial + piece * piece_floats(part) + rows * dim + r; };
-            for (int piece = 0; piece < part.num_pieces; ++piece) largest = std::max(largest, *largest_of(piece));
+            for (int piece = 0; piece < part.num_pieces; ++piece) largest = std::max(largest, ends[piece * size]);
             std::fill_n(out, dim, 0.0f);
             for (int piece = 0; piece < part.num_pieces; ++piece) {
-                const float* sums = task.partial + piece * piece_floats(part) + r * dim;
-                const float factor = std::exp(*largest_of(piece) - largest);
-                total += largest_of(piece)[rows] * factor;
+                const float* sums = task.partial + piece * size + r * dim;
+                const float factor = std::exp(ends[piece * size] - largest);
+                total += ends[piece * size + rows] * factor;
                 for (int d = 0; d < dim; ++d) out[d] += sums[d] * factor;
             }
             for (int d = 0; d < dim; ++d) out[d] /= total;
@@ -147,14 +153,28 @@ class Division {
 
     Step& step_;
     const Layer& layer_;
+    const LayerKind& kind_;
     KVLayout layout_;
-    int index_, group_;
-    std::vector<Part> parts_;
-    int64_t num_partial_floats_ = 0;
+    int index_;
 };
 
 }  // namespace
 
-void attend(Step& step, int index) { Division(step, index).run(); }
+void divide_attention(Step& step, LayerKind& kind) {
+    kind.parts.clear();
+    kind.num_partial_floats = 0;
+    int64_t first_row = 0;
+    for (int s = 0; s < step.batch.num_sequences; ++s) {
+        if (step.batch.query_lens[s] > 0) add_sequence(step, kind, s, first_row);
+        first_row += step.batch.query_lens[s];
+    }
+    if (step.plan.threads.size() == 1) return;
+    // The longest first: what is claimed last should end soon.
+    std::stable_sort(kind.parts.begin(), kind.parts.end(), [&](const AttentionPart& a, const AttentionPart& b) {
+        return work_of(step, kind, a) > work_of(step, kind, b);
+    });
+}
+
+void attend(Step& step, int index) { LayerAttention(step, index).run(); }
 
 }  // namespace qp

@@ -14,20 +14,6 @@
 namespace qp {
 namespace {
 
-// The tokens of each tile of a span that some row sees; first >= end: none.
-struct Visible {
-    int64_t start;   // of the span
-    int first[kTiles], end[kTiles];
-
-    bool has(int tile) const { return first[tile] < end[tile]; }
-    bool any() const {
-        for (int i = 0; i < kTiles; ++i) {
-            if (has(i)) return true;
-        }
-        return false;
-    }
-};
-
 inline int padded_dim(int head_dim) { return (head_dim + kTile - 1) / kTile * kTile; }
 
 // Keys, or values, of one head as the layout stores them.

@@ -8,7 +8,6 @@
 
 #include <array>
 #include <cstdint>
-#include <type_traits>
 #include <utility>
 
 #include "step_kernels.h"
@@ -18,10 +17,7 @@ namespace {
 
 constexpr int kTile = 16;
 constexpr int kTiles = kSpan / kTile;
-
-// Rows whose sums are kept in registers together. Vectors made of plain numbers have none: fewer variants to compile.
-template <class S>
-constexpr int kMaxTileRows = std::is_class_v<typename S::F> ? 2 : 6;
+constexpr int kMaxTileRows = 6;   // their sums stay in registers
 
 // Reads W codes, of which `row` holds some, as floats. kParts codes share a byte; rows then hold dimension c, then
 // c + D / 2.
@@ -202,7 +198,7 @@ constexpr std::array<WeighRows, sizeof...(kLess)> weigh_variants(std::integer_se
 
 template <class S, class Codes>
 struct TileProducts {
-    using Less = std::make_integer_sequence<int, kMaxTileRows<S>>;
+    using Less = std::make_integer_sequence<int, kMaxTileRows>;
     static constexpr auto score = score_variants<S, Codes>(Less());
     static constexpr auto weigh = weigh_variants<S, Codes>(Less());
 };

@@ -153,7 +153,7 @@ void grow_buffers(Step& step) {
 void attention_part(Step& step, const float* qkv, float* attended) {
     Plan& plan = step.plan;
     grow_buffers(step);
-    for (auto& rope : plan.ropes) rope->prepare(step.batch.positions, step.batch.num_tokens);
+    prepare_kinds(step);
     const int64_t num_tokens = step.batch.num_tokens;
     std::copy_n(qkv, num_tokens * plan.layers[0].qkv_width(), plan.buffers.qkv.as<float>());
     place_heads(step, 0);
@@ -165,7 +165,7 @@ void forward(Step& step, float* logits, int32_t* argmax) {
     Plan& plan = step.plan;
     plan.watch.start();
     grow_buffers(step);
-    for (auto& rope : plan.ropes) rope->prepare(step.batch.positions, step.batch.num_tokens);
+    prepare_kinds(step);
     embed(step);
     plan.watch.mark(QP_TIME_EMBEDDING);
     if (step.batch.num_tokens > 0) {

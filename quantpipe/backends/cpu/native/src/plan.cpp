@@ -55,9 +55,27 @@ std::string wrong_linears(const Plan& plan, const Layer& layer) {
     return wrong;
 }
 
+int kind_of(const Plan& plan, const qp_layer& given) {
+    int kind = 0;
+    while (kind < static_cast<int>(plan.kinds.size()) && !plan.kinds[kind].equals(given)) ++kind;
+    return kind;
+}
+
+void add_layer(Plan& plan, Layer&& layer) {
+    const qp_layer& sizes = layer.sizes;
+    if (layer.kind == static_cast<int>(plan.kinds.size())) {
+        plan.kinds.emplace_back();
+        LayerKind& kind = plan.kinds.back();
+        kind.num_heads = sizes.num_heads, kind.num_kv_heads = sizes.num_kv_heads, kind.head_dim = sizes.head_dim;
+        kind.rope = sizes.rope, kind.window = sizes.window;
+    }
+    plan.layers.push_back(std::move(layer));
+}
+
 Layer layer_of(const Plan& plan, const qp_layer& given) {
     const int hidden = plan.shape.hidden_size, dim = given.head_dim;
     return Layer{given,
+                 kind_of(plan, given),
                  Norm::of(given.attention_norm, hidden),
                  Norm::of(given.query_norm, dim),
                  Norm::of(given.key_norm, dim),
@@ -104,8 +122,10 @@ std::string wrong_sequences(const qp_batch& batch, const qp_kv& kv) {
     int64_t num_tokens = 0;
     for (int64_t s = 0; s < batch.num_sequences; ++s) {
         const std::string where = "sequence " + std::to_string(s) + ": ";
-        const int64_t query_len = batch.query_lens[s], context_len = batch.context_lens[s];
-        if (query_len < 0 || query_len > context_len) return where + "more new tokens than context";
+        const int64_t query_len = batch.query_lens[s];
+        const int64_t dropped = batch.dropped_blocks ? batch.dropped_blocks[s] : 0;
+        const int64_t context_len = batch.context_lens[s] - dropped * kv.block_size;   // what is held of it
+        if (query_len < 0 || dropped < 0 || query_len > context_len) return where + "more new tokens than context";
         if (context_len > static_cast<int64_t>(batch.table_width) * kv.block_size) return where + "table too short";
         num_tokens += query_len;
         if (query_len == 0) continue;
@@ -119,7 +139,8 @@ std::string wrong_sequences(const qp_batch& batch, const qp_kv& kv) {
 
 std::string wrong_step(const Plan& plan, const qp_batch& batch, const qp_kv& kv) {
     if (plan.layers.empty()) return "plan: no layers";
-    if (batch.num_tokens < 0 || batch.num_sequences < 0 || batch.num_rows < 0 || batch.table_width < 0) {
+    if (batch.num_tokens < 0 || batch.num_sequences < 0 || batch.num_rows < 0 || batch.table_width < 0 ||
+        batch.num_sinks < 0 || batch.window < 0) {
         return "batch: a count is below 0";
     }
     std::string wrong = wrong_kv(kv);
@@ -155,7 +176,8 @@ Plan::Plan(const qp_shape& given)
 
 int64_t StepBuffers::num_bytes() const {
     int64_t total = 0;
-    for (const Aligned* one : {&hidden, &normed, &part, &qkv, &attended, &gate_up, &head_input, &logits, &partial}) {
+    for (const Aligned* one : {&hidden, &normed, &part, &qkv, &attended, &sink_query, &gate_up,
+                               &head_input, &logits, &partial}) {
         total += one->size();
     }
     for (const Aligned& one : attention) total += one.size();
@@ -183,7 +205,7 @@ void* qp_plan_new(const qp_shape* shape) {
 
 void qp_plan_free(void* plan) { delete static_cast<qp::Plan*>(plan); }
 
-int32_t qp_plan_add_rope(void* handle, int32_t num_pairs, const float* inverse_frequencies, float attention_scale) {
+int32_t qp_plan_add_rope(void* handle, int32_t num_pairs, const double* inverse_frequencies, float attention_scale) {
     auto& plan = *static_cast<qp::Plan*>(handle);
     const bool done = qp::succeeds("rope", [&]() -> std::string {
         if (num_pairs < 0) return "num_pairs: below 0";
@@ -201,7 +223,7 @@ int32_t qp_plan_add_layer(void* handle, const qp_layer* given) {
         if (!wrong.empty()) return wrong;
         qp::Layer layer = qp::layer_of(plan, *given);
         wrong = qp::wrong_linears(plan, layer);
-        if (wrong.empty()) plan.layers.push_back(std::move(layer));
+        if (wrong.empty()) qp::add_layer(plan, std::move(layer));
         return wrong;
     });
     return done ? 0 : -1;
@@ -228,6 +250,7 @@ int64_t qp_plan_bytes(const void* handle) {
     const auto& plan = *static_cast<const qp::Plan*>(handle);
     int64_t total = plan.buffers.num_bytes();
     for (const auto& rope : plan.ropes) total += rope->num_bytes();
+    for (const auto& kind : plan.kinds) total += kind.turns.num_bytes() + kind.sink_turns.num_bytes();
     for (const auto& layer : plan.layers) {
         for (const qp::Norm* norm : {&layer.attention_norm, &layer.query_norm, &layer.key_norm,
                                      &layer.post_attention_norm, &layer.mlp_norm, &layer.post_mlp_norm}) {
@@ -237,7 +260,7 @@ int64_t qp_plan_bytes(const void* handle) {
     return total + 4 * plan.final_norm.size();
 }
 
-int32_t qp_attention_apply(const qp_layer* given, int32_t num_pairs, const float* inverse_frequencies,
+int32_t qp_attention_apply(const qp_layer* given, int32_t num_pairs, const double* inverse_frequencies,
                            float attention_scale, const qp_batch* batch, const qp_kv* kv, const float* qkv,
                            float* attended, int32_t num_threads) {
     const bool done = qp::succeeds("attention", [&]() -> std::string {
@@ -246,8 +269,8 @@ int32_t qp_attention_apply(const qp_layer* given, int32_t num_pairs, const float
         shape.vocab_size = INT32_MAX;
         qp::Plan plan(shape);
         plan.ropes.push_back(std::make_unique<qp::RopeTable>(num_pairs, inverse_frequencies, attention_scale));
-        plan.layers.push_back(qp::layer_of(plan, *given));
         std::string wrong = qp::wrong_sizes(plan, *given);
+        if (wrong.empty()) qp::add_layer(plan, qp::layer_of(plan, *given));
         if (wrong.empty()) wrong = qp::wrong_step(plan, *batch, *kv);
         if (!wrong.empty()) return wrong;
         qp::Step step{plan, *batch, *kv};

@@ -30,8 +30,34 @@ struct Norm {
     int size() const { return static_cast<int>(weight.size()); }
 };
 
+// A task of attention still without its place in the buffers. Pieces of the same rows follow one another.
+struct AttentionPart {
+    int sequence, kv_head, first_head, num_heads;
+    int64_t first_row;                  // the row of the step that the sequence begins with
+    int64_t first_query, num_queries;   // of the sequence's new tokens
+    int piece, num_pieces;
+    int64_t partial;                    // offset in floats
+};
+
+// What a step does alike in all layers of one kind.
+struct LayerKind {
+    int num_heads, num_kv_heads, head_dim, rope, window;
+    // Of the step:
+    int step_window = 0;        // the layers' own, or the batch's where that is smaller
+    bool meets_sinks = false;   // whether sinks meet queries that are turned for them
+    RopeRows turns, sink_turns;
+    std::vector<AttentionPart> parts;
+    int64_t num_partial_floats = 0;
+
+    bool equals(const qp_layer& layer) const {
+        return num_heads == layer.num_heads && num_kv_heads == layer.num_kv_heads && head_dim == layer.head_dim &&
+               rope == layer.rope && window == layer.window;
+    }
+};
+
 struct Layer {
     qp_layer sizes;   // its pointers to norm weights are not read after loading
+    int kind;         // in Plan::kinds
     Norm attention_norm, query_norm, key_norm, post_attention_norm, mlp_norm, post_mlp_norm;
     const Linear *query, *key, *value, *output, *gate, *up, *down;   // key, value and up null where joined
 
@@ -47,6 +73,7 @@ struct StepBuffers {
     Aligned part;         // [T, H] what attention or the MLP adds
     Aligned qkv;          // [T, (heads + 2 KV heads) * D]
     Aligned attended;     // [T, heads * D]
+    Aligned sink_query;   // [T, heads * D]
     Aligned gate_up;      // [T, 2I]
     Aligned head_input;   // [R, H]
     Aligned logits;       // of as many rows as are looked through at once
@@ -81,6 +108,7 @@ struct Plan {
     Norm final_norm;
     const Linear* head;
     std::vector<std::unique_ptr<RopeTable>> ropes;
+    std::vector<LayerKind> kinds;
     std::vector<Layer> layers;
     const StepKernels& kernels;
     Threads threads;
@@ -112,6 +140,14 @@ void for_rows(Threads& threads, int num_rows, int64_t row_work, Fn&& fn) {
 }
 
 KVLayout layout_of(const Layer& layer, const qp_kv& kv);
+// Of a sequence: tokens taken away before its held ones.
+inline int64_t num_dropped(const Step& step, int sequence) {
+    return step.batch.dropped_blocks ? step.batch.dropped_blocks[sequence] * step.kv.block_size : 0;
+}
+// The rope and the tasks of each kind of layer in this step.
+void prepare_kinds(Step& step);
+// The tasks of one kind.
+void divide_attention(Step& step, LayerKind& kind);
 // Norms queries and keys, turns them, and puts keys and values into the cache.
 void place_heads(Step& step, int index);
 // Fills buffers.attended from buffers.qkv and the cache.

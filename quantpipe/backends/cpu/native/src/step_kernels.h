@@ -12,8 +12,10 @@ namespace qp {
 constexpr int kSpan = 64;
 constexpr int kMaxHeadDim = 1024;
 
-// Queries of one sequence against one KV head. Row r is head r % G of query r / G; the queries are the tokens at
-// first_position, first_position + 1 ... of the sequence.
+// Queries of one sequence against one KV head. Row r is head r % G of query r / G. Tokens are numbered as they are held;
+// the queries are the tokens first_query, first_query + 1 ... A query at token q sees the tokens up to q, of these with
+// a window w those from q + 1 - w on, and the sinks. Tokens from num_first on have positions num_dropped higher than
+// their numbers, which those between the sinks and num_first are too far back by.
 struct AttentionTask {
     const KVLayout* layout;
     const uint8_t* cache;             // the layer's buffer
@@ -23,14 +25,15 @@ struct AttentionTask {
     bool may_hold_not_finite;         // whether kNotFiniteCode has to be looked for
     const float* query;               // [num_queries, G * D], rows ld_query apart
     int64_t ld_query;
-    float* out;                       // the same shape, rows ld_out apart; null: sums are left in `partial`
+    const float* sink_query;          // the queries that meet the sinks, rows ld_out apart; null: the same
+    float* out;                       // [num_queries, G * D], rows ld_out apart; null: sums are left in `partial`
     int64_t ld_out;
     float* partial;                   // sums [rows, D], then largest scores [rows], then totals [rows]
     int num_queries, num_heads;       // at most attention_rows() together
-    int64_t first_position;
+    int64_t first_query;
     int64_t first_token, end_token;   // the context to look at; the first a multiple of kSpan
-    int64_t window;                   // a token sees itself and window - 1 before it; 0: everything before it
-    int64_t num_sinks;                // first tokens that stay visible outside of the window
+    int64_t window;                   // 0: everything before a token is visible
+    int64_t num_sinks, num_first, num_dropped;
     float softmax_scale;
     float* scratch;                   // attention_scratch_floats()
 };
@@ -43,7 +46,7 @@ inline int attention_rows(int head_dim) {
 
 inline int64_t attention_scratch_floats(int head_dim) {
     const int64_t rows = attention_rows(head_dim), padded = (head_dim + 15) / 16 * 16;
-    return rows * (2 * padded + kSpan + 4) + kSpan * (2 * padded + 4);
+    return rows * (3 * padded + 2 * kSpan + 4) + kSpan * (2 * padded + 4);
 }
 
 struct StepKernels {
