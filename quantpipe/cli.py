@@ -157,6 +157,16 @@ def verify(artifact: Path) -> int:
 @click.option(
     "--prefix-cache/--no-prefix-cache", default=True, help="Compute common beginnings of prompts once, or not."
 )
+@click.option(
+    "--speculative",
+    default="none",
+    show_default=True,
+    type=click.Choice(["none", "ngram"]),
+    help="Guess tokens ahead: what followed the same words before.",
+)
+@click.option(
+    "--num-draft-tokens", default=4, show_default=True, type=click.IntRange(min=1), help="Most guesses in a step."
+)
 @click.option("--num-threads", type=click.IntRange(min=1), help="CPU threads. Default: all cores.")
 @click.option(
     "--activations",
@@ -179,6 +189,8 @@ def serve(
     kv_cache_memory: int | None,
     memory_utilization: float | None,
     prefix_cache: bool,
+    speculative: str,
+    num_draft_tokens: int,
     num_threads: int | None,
     activations: "Activations",
     skip_verify: bool,
@@ -197,6 +209,8 @@ def serve(
         kv_cache_memory=kv_cache_memory,
         memory_utilization=memory_utilization,
         prefix_cache=prefix_cache,
+        speculative=speculative,
+        num_draft_tokens=num_draft_tokens,
         num_threads=num_threads,
         activations=activations,
     )

@@ -148,6 +148,8 @@ def engine_config(recipe: Recipe, kv_dtype: str | None = None) -> EngineConfig:
         max_long_prefills=section.max_long_prefills,
         long_prompt_tokens=section.long_prompt_tokens,
         target_step_s=section.target_step_s,
+        speculative=section.speculative,
+        num_draft_tokens=section.num_draft_tokens,
         num_threads=section.num_threads,
         activations=section.activations,
     )

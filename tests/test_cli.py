@@ -181,11 +181,13 @@ def test_a_recipes_set_is_checked_with_it_down_to_missing_files(
     assert "unknown bad_rows 'keep'" in capsys.readouterr().err
 
 
-def test_serve_offers_every_policy_of_the_engine() -> None:
+def test_serve_offers_every_policy_and_drafter_of_the_engine() -> None:
     from quantpipe.engine.policies import POLICIES
+    from quantpipe.engine.speculative.drafter import DRAFTERS, NO_DRAFTER
 
-    [policy] = [parameter for parameter in cli.serve.params if parameter.name == "policy"]
-    assert isinstance(policy.type, click.Choice) and list(policy.type.choices) == list(POLICIES)
+    for name, known in (("policy", [*POLICIES]), ("speculative", [NO_DRAFTER, *DRAFTERS])):
+        [parameter] = [parameter for parameter in cli.serve.params if parameter.name == name]
+        assert isinstance(parameter.type, click.Choice) and list(parameter.type.choices) == known
 
 
 @pytest.mark.parametrize(

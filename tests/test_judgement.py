@@ -7,6 +7,7 @@ import pytest
 from quantpipe.engine.admission import ADMISSIONS
 from quantpipe.engine.batching import BATCHING_MODES
 from quantpipe.engine.policies import POLICIES
+from quantpipe.engine.speculative.drafter import DRAFTERS, NO_DRAFTER
 from quantpipe.errors import DataError
 from quantpipe.evaluate.suite import ItemResult, SuiteResult
 from quantpipe.judgement import engine_config, read_compared, read_questions, read_texts, score_rows
@@ -37,6 +38,9 @@ def test_every_engine_setting_of_a_recipe_reaches_the_engine(tmp_path: Path) -> 
         "max_long_prefills": 2,
         "long_prompt_tokens": 500,
         "target_step_s": 0.25,
+        "speculative": "ngram",
+        "num_draft_tokens": 7,
+        "activations": "int8",
         "num_threads": 2,
     }
     assert set(section) == set(EngineSection.model_fields)
@@ -47,7 +51,13 @@ def test_every_engine_setting_of_a_recipe_reaches_the_engine(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("key", "known"), [("policy", POLICIES), ("admission", ADMISSIONS), ("batching", BATCHING_MODES)]
+    ("key", "known"),
+    [
+        ("policy", POLICIES),
+        ("admission", ADMISSIONS),
+        ("batching", BATCHING_MODES),
+        ("speculative", (NO_DRAFTER, *DRAFTERS)),
+    ],
 )
 def test_recipes_and_the_engine_know_the_same_names(key: str, known: Collection[str]) -> None:
     assert set(get_args(EngineSection.model_fields[key].annotation)) == set(known)

@@ -11,6 +11,7 @@ from quantpipe.backends.protocol import BatchInput, Executor
 from quantpipe.engine.config import EngineConfig
 from quantpipe.engine.device_memory import DeviceMemory, memory_of
 from quantpipe.engine.kv_cache import ceil_div, resolve_num_kv_blocks
+from quantpipe.engine.speculative.drafter import NO_DRAFTER
 from quantpipe.errors import RecipeError
 
 
@@ -75,7 +76,8 @@ def profile_steps(
     with torch.inference_mode():
         chunk = largest_batch(1, chunk_len, max_model_len, min(chunk_len, max_logit_rows), num_blocks, block_size)
         executor.forward(chunk, kv_cache)
-        decode = largest_batch(config.max_num_seqs, 1, context_len, 1, num_blocks, block_size)
+        num_read = min(largest_decode(config), context_len, max(1, max_logit_rows // config.max_num_seqs))
+        decode = largest_batch(config.max_num_seqs, num_read, context_len, num_read, num_blocks, block_size)
         executor.forward(decode, kv_cache)
     peak_bytes = memory.peak_bytes()
     del kv_cache
@@ -84,6 +86,13 @@ def profile_steps(
         activation_bytes=max(0, peak_bytes - used_bytes),
         workspace_bytes=max(0, used_bytes - executor.weight_bytes),
     )
+
+
+def largest_decode(config: EngineConfig) -> int:
+    """How many tokens each sequence reads at most when all decode: its own one, and guesses."""
+    if config.speculative == NO_DRAFTER:
+        return 1
+    return min(1 + config.num_draft_tokens, config.max_num_batched_tokens // config.max_num_seqs)
 
 
 def largest_batch(

@@ -182,6 +182,11 @@ class EngineSection(Section):
     """What a long prompt exceeds."""
     target_step_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """How long a step should take: where it takes longer, prompts get fewer tokens and fewer sequences run."""
+    speculative: Literal["none", "ngram"] = "none"
+    """Whether tokens are guessed ahead and checked together: `ngram` guesses what followed the same words before. It
+    pays where outputs repeat the prompt or themselves, and changes no token."""
+    num_draft_tokens: Count = 4
+    """Most tokens guessed for a sequence in a step."""
     num_threads: Count | None = None
     """CPU threads. Absent: all cores."""
     activations: Literal["int8", "int16", "float32"] = "int16"

@@ -19,6 +19,8 @@ from quantpipe.errors import RecipeError
         ),
         ("batching", "continous", "unknown 'continous'; did you mean 'continuous'?"),
         ("admission", "peek", "unknown 'peek'; did you mean 'peak'?"),
+        ("speculative", "ngramm", "unknown 'ngramm'; did you mean 'ngram'? (known: ngram, none)"),
+        ("num_draft_tokens", 0, "0 is below 1"),
         ("max_prefill_chunk", 0, "0 is below 1"),
         ("max_long_prefills", 0, "0 is below 1"),
         ("long_prompt_tokens", 0, "0 is below 1"),

@@ -13,7 +13,13 @@ from quantpipe.backends import BACKENDS
 from quantpipe.engine.config import EngineConfig
 from quantpipe.engine.device_memory import HostMemory
 from quantpipe.engine.engine import Engine
-from quantpipe.engine.memory import StepMemory, kv_cache_bytes_within, largest_batch, profile_steps
+from quantpipe.engine.memory import (
+    StepMemory,
+    kv_cache_bytes_within,
+    largest_batch,
+    largest_decode,
+    profile_steps,
+)
 from quantpipe.engine.request import RequestOutput, SamplingParams
 from quantpipe.errors import RecipeError
 
@@ -156,3 +162,9 @@ def test_real_model_in_a_share_of_the_memory_gives_the_tokens_it_gives_in_a_defa
     assert shared.memory.weight_bytes > 0
     assert shared.stats().total_blocks > 64
     assert shared.memory.kv_cache_bytes == shared._runner.kv_cache.num_bytes < 410 << 20
+
+
+def test_largest_decode_counts_guesses_as_far_as_the_budget_goes() -> None:
+    assert largest_decode(EngineConfig()) == 1
+    assert largest_decode(EngineConfig(speculative="ngram", num_draft_tokens=6)) == 7
+    assert largest_decode(EngineConfig(speculative="ngram", max_num_seqs=16, max_num_batched_tokens=40)) == 2
