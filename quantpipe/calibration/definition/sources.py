@@ -160,6 +160,8 @@ class FileSource(RowKeys):
     """Encoding, or a list of them that are tried in this order for each row."""
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] | None = None
     """What separates columns in a CSV file. Absent: a tab in `.tsv`, otherwise a comma."""
+    columns: Annotated[Texts, ONE_OR_MORE] | None = None
+    """Names of the columns, in order, of a CSV file that has no row of them. Absent: its first row names them."""
     text_rows: Literal["line", "paragraph", "file"] | None = None
     """What a row of a text file is; a paragraph ends at a blank line. Absent: `paragraph`."""
 
@@ -173,6 +175,10 @@ class FileSource(RowKeys):
             raise ValueError(f"delimiter is for csv files, this is {form}; remove it")
         if self.delimiter is not None and self.delimiter in '"\r\n':
             raise ValueError("delimiter cannot be a quote or a line break; such as ',', ';' or a tab")
+        if self.columns is not None and form != "csv":
+            raise ValueError(f"columns is for csv files, this is {form}; remove it")
+        if self.columns is not None and len(set(self.columns)) < len(self.columns):
+            raise ValueError("columns names one more than once; give each a name of its own")
         if self.text_rows is not None and form != "text":
             raise ValueError(f"text_rows is for text files, this is {form}; remove it")
         if form == "text" and set(self.fields.names) != {TEXT_FIELD}:

@@ -1,6 +1,6 @@
 """Whether the fields that a source names are there: said once for a file, not for each of its rows."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from quantpipe.calibration.definition.sources import DatasetSource, FileSource
 from quantpipe.calibration.readers.field_names import there_are
@@ -12,11 +12,16 @@ from quantpipe.errors import DataError
 PATIENCE_ROWS = 200
 
 
-def check_columns(columns: Sequence[str], source: FileSource | DatasetSource, where: str) -> None:
-    """Raise DataError where a table lacks a column that the source names."""
+def check_columns(
+    columns: Sequence[str], source: FileSource | DatasetSource, where: str, are_data: Callable[[], bool] = lambda: False
+) -> None:
+    """Raise DataError where a table lacks a column that the source names.
+
+    ``are_data`` is asked then: whether ``columns`` are no names but a row, which an error must not show.
+    """
     for name in _used(source):
         if name not in columns and name.split(".")[0] not in columns:
-            raise _missing("column", name, columns, source, where)
+            raise _missing("column", name, columns, source, where, are_data())
 
 
 def with_fields(rows: Iterable[Row], source: FileSource, seen: SourceReading) -> Iterator[Row]:
@@ -46,5 +51,12 @@ def _used(source: FileSource | DatasetSource) -> tuple[str, ...]:
     return (*source.fields.names, *source.other_names, *source.drop_columns)
 
 
-def _missing(what: str, name: str, names: Sequence[str], source: FileSource | DatasetSource, where: str) -> DataError:
-    return DataError(f"{where}: no {what} {name!r}; {there_are(what, name, names, _used(source))}")
+def _missing(
+    what: str,
+    name: str,
+    names: Sequence[str],
+    source: FileSource | DatasetSource,
+    where: str,
+    is_data: bool = False,
+) -> DataError:
+    return DataError(f"{where}: no {what} {name!r}; {there_are(what, name, names, _used(source), is_data)}")

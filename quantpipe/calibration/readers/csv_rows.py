@@ -1,7 +1,8 @@
-"""Rows of a CSV file with a header; a row's number is that of the line where it starts."""
+"""Rows of a CSV file, with a header or columns that the source names, numbered by the line where they start."""
 
 import csv
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import IO
 
@@ -13,6 +14,8 @@ from quantpipe.calibration.readers.lines import Lines, LongRow
 from quantpipe.calibration.rows import EMPTY, Row, RowError, RowProblems, SourceReading, leave_out
 from quantpipe.errors import DataError
 
+Records = Iterator[tuple[int, list[str], RowError | None]]
+MOST_COMPARED = 1000  # rows that are looked at where the first one has none of the names that the set uses
 _DELIMITERS = {",": "','", ";": "';'", "\t": '"\\t"', "|": "'|'"}
 
 
@@ -24,8 +27,11 @@ def read_csv(
     Raises DataError for a header that lacks a column, and for a quote that is never closed: no row after it is sure.
     """
     delimiter = source.delimiter or ("\t" if file.name.lower().removesuffix(".gz").endswith(".tsv") else ",")
-    header: list[str] = []
-    for number, record, flaw in _records(Lines(opened, file, source.encoding, seen), file, delimiter):
+    header = list(source.columns or ())
+    if header:
+        check_columns(header, source, str(file))
+    records = _records(Lines(opened, file, source.encoding, seen), file, delimiter)
+    for number, record, flaw in records:
         if not record and flaw is None:
             if header:
                 seen.dropped[EMPTY] += 1
@@ -33,12 +39,13 @@ def read_csv(
         if not header:
             if flaw is not None:
                 raise DataError(f"{file}:{number}: the row of column names: {flaw}")
-            header = _header(record, file, source, delimiter)
+            header = _header(record, records, file, source, delimiter)
             continue
         seen.start_row(number)
         if flaw is None and len(record) != len(header):
+            names = "the first row" if source.columns is None else "the list of columns"
             flaw = RowError(
-                f"the row has {_columns(len(record))}, the first row {len(header)}; quote columns with commas",
+                f"the row has {_columns(len(record))}, {names} {len(header)}; quote columns with commas",
                 "wrong number of columns",
             )
         if flaw is None:
@@ -49,7 +56,7 @@ def read_csv(
         raise DataError(f"{file}: is empty; a csv file begins with a row of column names")
 
 
-def _records(lines: Lines, file: Path, delimiter: str) -> Iterator[tuple[int, list[str], RowError | None]]:
+def _records(lines: Lines, file: Path, delimiter: str) -> Records:
     """Each record with the number of its first line, and what is wrong with it."""
     csv.field_size_limit(max(csv.field_size_limit(), MAX_ROW_BYTES))  # the interpreter's own is 128 KiB
     records = csv.reader(iter(lines), delimiter=delimiter, strict=True)
@@ -80,7 +87,7 @@ def _malformed(start: int, end: int) -> str:
     return f"text follows a closing quote{read}; double quotes inside a quoted column, and close each"
 
 
-def _header(record: Sequence[str], file: Path, source: FileSource, delimiter: str) -> list[str]:
+def _header(record: Sequence[str], others: Records, file: Path, source: FileSource, delimiter: str) -> list[str]:
     names = [name.strip() for name in record]
     twice = sorted({name for name in names if name and names.count(name) > 1})
     if twice:
@@ -90,5 +97,14 @@ def _header(record: Sequence[str], file: Path, source: FileSource, delimiter: st
     other = next((sign for sign in _DELIMITERS if sign != delimiter and sign in names[0]), None)
     if len(names) == 1 and other is not None and names[0] not in source.fields.names:
         raise DataError(f"{file}: the first row is one column with {_DELIMITERS[other]} in it; set delimiter to that")
-    check_columns(names, source, str(file))
+    check_columns(names, source, str(file), lambda: _comes_again(record, others))
     return names
+
+
+def _comes_again(record: Sequence[str], others: Records) -> bool:
+    """Whether the first row seems to be data: one of the next rows has one of its values in the same column."""
+    return any(
+        value and value == other
+        for _, row, _ in islice(others, MOST_COMPARED)
+        for value, other in zip(record, row, strict=False)
+    )

@@ -12,6 +12,7 @@ LONGEST_NAME = 40
 LONGEST_WORD = 16
 MOST_WORDS = 2
 MOST_DIGITS = 5
+NAME_COLUMNS = "name the columns of a file without header in order: columns: [...]"
 LEAST_LIKENESS = 0.6
 LEAST_LIKENESS_HIDDEN = 0.75
 _IDENTIFIER = re.compile(r"[\w.-]+( [\w.-]+)?")
@@ -25,16 +26,23 @@ messages role context category topic language lang comment description summary u
 """
 
 
-def there_are(what: str, asked: str, names: Sequence[str], known: Collection[str] = ()) -> str:
+def there_are(what: str, asked: str, names: Sequence[str], known: Collection[str] = (), is_data: bool = False) -> str:
     """What an error says of the names that there are instead of ``asked``, with the nearest where one is near.
 
-    ``known`` are other names that the set uses: one of them among ``names`` shows that these are names.
+    ``known`` are other names that the set uses: one of them among ``names`` shows that these are names. ``is_data``:
+    they seem to be none.
     """
+    if is_data:
+        number = "1 column" if len(names) == 1 else f"{len(names):,} columns"
+        return f"there are: {number} (the first row may be data: its values come again); {NAME_COLUMNS}"
     are_shown = are_names(names, (asked, *known))
     likeness = LEAST_LIKENESS if are_shown else LEAST_LIKENESS_HIDDEN
     candidates = [name for name in names if _could_be_name(name)]
     near = difflib.get_close_matches(asked, candidates, n=1, cutoff=likeness)
-    hint = f"; did you mean {near[0]!r}?" if near else "; correct the name in the set"
+    correct = "correct the name in the set"
+    if what == "column" and not are_shown:
+        correct = f"{correct}, or {NAME_COLUMNS}"
+    hint = f"; did you mean {near[0]!r}?" if near else f"; {correct}"
     return f"there are: {shown_names(what, names, (asked, *known))}{hint}"
 
 

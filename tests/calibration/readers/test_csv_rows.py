@@ -86,17 +86,19 @@ def test_a_column_beyond_the_interpreters_own_limit_is_read(tmp_path: Path) -> N
         (b"", "is empty; a csv file begins with a row of column names"),
         (b"\n\n", "is empty; a csv file begins with a row of column names"),
         (b"txet,n\na,1\n", "no column 'text'; there are: txet, n; did you mean 'txet'?"),
-        (b"a,b\na,1\n", "no column 'text'; there are: a, b; correct the name in the set"),
+        (b"a,b\nx,1\n", "no column 'text'; there are: a, b; correct the name in the set"),
         (b"text,text\na,1\n", "columns 1 and 2 are called text; rename one"),
         (b"text;n\na;1\n", "the first row is one column with ';' in it; set delimiter to that"),
         (b"text\tn\na\t1\n", 'the first row is one column with "\\t" in it; set delimiter to that'),
         (
             b"anna@example.com,13800138000\n",
-            "no column 'text'; there are: 2 columns (the file may lack its header); correct the name in the set",
+            "no column 'text'; there are: 2 columns (the file may lack its header); correct the name in the set, or "
+            "name the columns of a file without header in order: columns: [...]",
         ),
         (
             b"Maria Gonzalez,Berlin,Diabetes,0\n",
-            "no column 'text'; there are: 4 columns (the file may lack its header); correct the name in the set",
+            "no column 'text'; there are: 4 columns (the file may lack its header); correct the name in the set, or "
+            "name the columns of a file without header in order: columns: [...]",
         ),
         (
             b"Maria Gonzalez,Diabetes,Diabetes\n",
@@ -124,3 +126,25 @@ def test_a_multi_line_row_with_a_broken_byte_is_one_bad_row(tmp_path: Path) -> N
         "a.csv:2: byte 4 of the row is not UTF-8; convert the file to UTF-8, or name its encoding: "
         "encoding: [utf-8, cp1252]"
     ]
+
+
+WORDS = b"refund,card\nclosed,card\nlimit,transfer\n"
+
+
+def test_a_first_row_whose_values_come_again_is_no_header_and_is_not_shown(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        Reading(tmp_path, WORDS, "a.csv")
+    assert str(caught.value).endswith(
+        "a.csv: no column 'text'; there are: 2 columns (the first row may be data: its values come again); "
+        "name the columns of a file without header in order: columns: [...]"
+    )
+
+
+def test_columns_name_those_of_a_file_without_header(tmp_path: Path) -> None:
+    read = Reading(tmp_path, WORDS + b"a,b,c\n", "a.csv", columns=["text", "topic"])
+    assert read.rows[0].where == "a.csv:1"
+    assert read.rows[0].values == {"text": "refund", "topic": "card"}
+    assert read.texts == ["refund", "closed", "limit"]
+    assert read.problems == ["a.csv:4: the row has 3 columns, the list of columns 2; quote columns with commas"]
+    with pytest.raises(DataError, match="no column 'text'; there are: subject, topic"):
+        Reading(tmp_path, WORDS, "a.csv", columns=["subject", "topic"])

@@ -4,7 +4,10 @@ import pytest
 
 from quantpipe.calibration.readers.field_names import shown_names, there_are
 
-NO_HEADER = "there are: {} columns (the file may lack its header); correct the name in the set"
+NO_HEADER = (
+    "there are: {} columns (the file may lack its header); correct the name in the set, or "
+    "name the columns of a file without header in order: columns: [...]"
+)
 
 
 @pytest.mark.parametrize(
