@@ -24,14 +24,20 @@ from quantpipe.judgement import (
 )
 from quantpipe.models import describe
 from quantpipe.models.weights import check_tensors
+from quantpipe.recipe.gate_section import require_gate
+from quantpipe.recipe.lines import naming_lines
 from quantpipe.recipe.schema import Recipe
 from quantpipe.report import Reporter
 from quantpipe.sources.base_model import BaseModel, resolve_model
 
 
 def run_recipe(recipe: Recipe, recipe_path: Path, cache_folder: Path, reporter: Reporter) -> GateResult:
-    """Make the candidate and judge it. The artifact, ``gate.json`` and ``report.md`` land under ``recipe.output``."""
-    with only_run(recipe.output):
+    """Make the candidate and judge it. The artifact, ``gate.json`` and ``report.md`` land under ``recipe.output``.
+
+    Raises RecipeError at once for a recipe without limits to judge by.
+    """
+    require_gate(recipe)
+    with only_run(recipe.output), naming_lines(recipe):
         return _run(recipe, recipe_path, cache_folder, reporter)
 
 
@@ -53,7 +59,7 @@ def quantize_recipe(recipe: Recipe, cache_folder: Path, reporter: Reporter) -> C
 
     An earlier verdict under ``recipe.output`` is withdrawn when a new artifact is written.
     """
-    with only_run(recipe.output):
+    with only_run(recipe.output), naming_lines(recipe):
         base = _resolve(recipe, cache_folder, reporter)
         config: EngineConfig | None = engine_config(recipe)
         try:
@@ -73,8 +79,10 @@ def gate_artifact(
 ) -> GateResult:
     """Judge a model folder that stands on disk already, by the recipe's questions and limits; make nothing.
 
-    The verdict goes to ``gate_folder``, not to ``recipe.output``, whose own verdict is about another artifact.
+    The verdict goes to ``gate_folder``, not to ``recipe.output``, whose own verdict is about another artifact. Raises
+    RecipeError at once for a recipe without limits to judge by.
     """
+    require_gate(recipe)
     base = resolve_served(recipe, cache_folder, reporter)
     describe(Artifact.open(artifact))
     with _writer(recipe, base, reporter) as write:

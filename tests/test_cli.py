@@ -81,7 +81,7 @@ def test_usage_errors_exit_2_with_one_line(
 
 def test_the_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["schema"]) == 0
-    assert "gate" in json.loads(capsys.readouterr().out)["required"]
+    assert "output" in json.loads(capsys.readouterr().out)["required"]
     assert cli.run(["schema", "--markdown"]) == 0
     assert capsys.readouterr().out.startswith("# Recipes")
 

@@ -65,7 +65,8 @@ def summary(recipe: Recipe) -> str:
         lines.append(f"  evaluate  {recipe.evaluate.suite}" + (", divergence" if recipe.evaluate.divergence else ""))
     if recipe.bench is not None:
         lines.append(f"  bench     concurrency {', '.join(map(str, recipe.bench.concurrency))}")
-    lines.append(f"  gate      {', '.join(f'{name} {limit}' for name, limit in recipe.gate.items())}")
+    limits = ", ".join(f"{name} {limit}" for name, limit in recipe.gate.items())
+    lines.append(f"  gate      {limits or 'none: for quantpipe quantize only'}")
     lines.append(f"  output    {recipe.output}")
     return "\n".join(lines)
 
@@ -109,7 +110,7 @@ def _row(root: Schema, section: Schema, name: str, key: Schema) -> tuple[str, ..
 
 
 def _default(value: Any) -> str:
-    if value is None:
+    if value is None or value == {}:
         return "absent"
     if value == "":
         return "empty"

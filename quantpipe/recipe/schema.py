@@ -258,8 +258,9 @@ class Recipe(Section):
     """What both models are asked."""
     bench: BenchSection | None = None
     """What is timed."""
-    gate: Annotated[dict[str, Limit], Field(min_length=1)]
-    """Metric -> limit, `{max: x}` where lower is better and `{min: x}` where higher is. All must hold for a release."""
+    gate: Annotated[dict[str, Limit], Field(min_length=1)] = {}  # noqa: RUF012  # pydantic copies it
+    """Metric -> limit, `{max: x}` where lower is better and `{min: x}` where higher is. All must hold for a release.
+    Only `quantpipe quantize` and `calibrate` do without."""
     output: RecipePath
     """Folder that the run writes: the artifact, the report and `gate.json`."""
 

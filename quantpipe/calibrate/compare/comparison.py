@@ -33,6 +33,7 @@ from quantpipe.formats.artifact import Artifact
 from quantpipe.gate.record import library_versions, write_text_atomically
 from quantpipe.judgement import engine_config, read_texts
 from quantpipe.pipeline import only_run, resolve_served
+from quantpipe.recipe.lines import naming_lines
 from quantpipe.recipe.schema import Recipe
 from quantpipe.report import Reporter
 from quantpipe.sources.base_model import BaseModel
@@ -64,7 +65,7 @@ def compare_sets(
     """
     sets = named_sets(folders)
     runs = runs_of(recipe, {name: definition.file for name, definition in sets.items()}, num_seeds)
-    with only_run(recipe.output / COMPARE_FOLDER):
+    with only_run(recipe.output / COMPARE_FOLDER), naming_lines(recipe):
         base = resolve_served(recipe, cache_folder, reporter)
         output = recipe.output / COMPARE_FOLDER
         write = own_texts(base, engine_config(recipe), output, reporter)

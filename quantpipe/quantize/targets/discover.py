@@ -92,8 +92,8 @@ def find_targets(
     linears = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     routers = find_routers(model)
     names = list(dict.fromkeys([*linears, *routers]))
-    for pattern in ignore:
-        check_pattern("quantize.ignore", pattern, names)
+    for index, pattern in enumerate(ignore):
+        check_pattern(f"quantize.ignore[{index}]", pattern, names)
     ignored = [name for name in names if name in routers or any(matches(name, pattern) for pattern in ignore)]
     schemes = _schemes({name: scheme for name in linears if name not in ignored}, ignored, overrides)
     chosen = {name: linears[name] for name in schemes}
@@ -104,7 +104,8 @@ def find_targets(
         raise RecipeError("quantize.ignore: every Linear of the blocks is ignored, nothing is left to quantize")
     for index, block in enumerate(blocks.blocks):
         refuse_unknown_weights(block, blocks.name(index), routers)
-    check_group_sizes(chosen, schemes)
+    sections = {each: f"quantize.overrides[{index}].scheme" for index, (_, each) in enumerate(overrides)}
+    check_group_sizes(chosen, schemes, sections | {scheme: "quantize.scheme"})
     check_schemes(model, schemes, ignored)
     return Targets(schemes, tuple(ignored), tuple(_tied_notes(model, outside)))
 
@@ -153,13 +154,14 @@ def _schemes(
     wanted: dict[str, WeightScheme], ignored: Sequence[str], overrides: Sequence[Override]
 ) -> dict[str, WeightScheme]:
     """The scheme of each linear after ``overrides``, of which the last that names it counts."""
-    for patterns, scheme in overrides:
-        for pattern in patterns:
-            check_pattern("quantize.overrides", pattern, [*wanted, *ignored])
+    for index, (patterns, scheme) in enumerate(overrides):
+        for place, pattern in enumerate(patterns):
+            key = f"quantize.overrides[{index}].modules[{place}]"
+            check_pattern(key, pattern, [*wanted, *ignored])
             named = [name for name in wanted if matches(name, pattern)]
             if not named:
                 raise RecipeError(
-                    f"quantize.overrides: '{pattern}' names only what is ignored; take it from `ignore` to quantize it"
+                    f"{key}: '{pattern}' names only what is ignored; take it from `ignore` to quantize it"
                 )
             wanted |= dict.fromkeys(named, scheme)
     return wanted

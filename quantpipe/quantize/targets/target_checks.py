@@ -38,8 +38,13 @@ def check_outside(outside: Mapping[str, WeightScheme], explicit: Collection[str]
             )
 
 
-def check_group_sizes(linears: Mapping[str, nn.Linear], schemes: Mapping[str, WeightScheme]) -> None:
-    """Raise RecipeError where a group size does not divide the input width of its linears; name the sizes that do."""
+def check_group_sizes(
+    linears: Mapping[str, nn.Linear], schemes: Mapping[str, WeightScheme], sections: Mapping[WeightScheme, str]
+) -> None:
+    """Raise RecipeError where a group size does not divide the input width of its linears; name the sizes that do.
+
+    ``sections``: the key path that each scheme comes from.
+    """
     for scheme in dict.fromkeys(schemes.values()):
         size = scheme.group_size
         if size is None:
@@ -51,7 +56,7 @@ def check_group_sizes(linears: Mapping[str, nn.Linear], schemes: Mapping[str, We
         legal = [str(other) for other in GROUP_SIZES if all(width % other == 0 for width in widths.values())]
         named = odd[0] if len(odd) == 1 else f"{odd[0]} and of {len(odd) - 1} more linears"
         raise RecipeError(
-            f"quantize.scheme.group_size: {size} does not divide the {widths[odd[0]]} input features of {named}; "
+            f"{sections[scheme]}.group_size: {size} does not divide the {widths[odd[0]]} input features of {named}; "
             f"use {' or '.join([*legal, 'channel'])}, or list them under quantize.ignore"
         )
 

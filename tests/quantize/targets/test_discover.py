@@ -112,7 +112,7 @@ def test_of_overrides_that_name_a_linear_the_last_counts(model: nn.Module) -> No
     ("modules", "scheme", "message"),
     [
         (("model.layers.0.mlp.down_prj",), W8A16, "did you mean 'model.layers.0.mlp.down_proj'"),
-        (("lm_head",), W8A16, "quantize.overrides: 'lm_head' names only what is ignored"),
+        (("lm_head",), W8A16, r"quantize.overrides\[0\].modules\[0\]: 'lm_head' names only what is ignored"),
         (
             ("re:.*q_proj",),
             W8A16,
