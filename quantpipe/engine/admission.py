@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from quantpipe.engine.attention_window import AttentionWindow
 from quantpipe.engine.request import Sequence
 
 Ints = npt.NDArray[np.int64]
@@ -59,11 +60,15 @@ class OutputLengths:
 
 
 class Candidate(NamedTuple):
-    """A waiting sequence with what it would take: new blocks at once, and cached ones that nobody holds yet."""
+    """A waiting sequence with what it would take: new blocks at once, and cached ones that nobody holds yet.
+
+    Those are among the ``num_found`` that it would share.
+    """
 
     seq: Sequence
     num_missing: int
     num_unheld: int
+    num_found: int = 0
 
 
 class Room(Protocol):
@@ -79,7 +84,7 @@ class Room(Protocol):
 
 
 class GreedyRoom:
-    def __init__(self, running: Iterable[Sequence], block_size: int, lengths: OutputLengths) -> None:
+    def __init__(self, running: Iterable[Sequence], window: AttentionWindow, lengths: OutputLengths) -> None:
         self._num_running = sum(1 + seq.num_pending_forks for seq in running)
 
     def admits(self, candidate: Candidate, num_available: int) -> bool:
@@ -92,9 +97,9 @@ class GreedyRoom:
 
 
 class ReservedRoom:
-    def __init__(self, running: Iterable[Sequence], block_size: int, lengths: OutputLengths) -> None:
-        self._block_size = block_size
-        self._num_reserved = sum(self._num_growing(seq, len(seq.block_table)) for seq in running)
+    def __init__(self, running: Iterable[Sequence], window: AttentionWindow, lengths: OutputLengths) -> None:
+        self._window = window
+        self._num_reserved = sum(self._num_growing(seq, len(seq.block_table), seq.num_shared_blocks) for seq in running)
 
     def admits(self, candidate: Candidate, num_available: int) -> bool:
         num_now = candidate.num_missing + candidate.num_unheld
@@ -104,13 +109,16 @@ class ReservedRoom:
         self._num_reserved += self._num_later(candidate)
 
     def _num_later(self, candidate: Candidate) -> int:
-        seq = candidate.seq
-        return self._num_growing(seq, -(-seq.num_tokens // self._block_size))
+        num_now = candidate.num_missing + candidate.num_found
+        return self._num_growing(candidate.seq, num_now, candidate.num_found)
 
-    def _num_growing(self, seq: Sequence, num_blocks: int) -> int:
+    def _num_growing(self, seq: Sequence, num_blocks: int, num_shared: int) -> int:
         """What it takes beyond ``num_blocks``, with the forks it will have: they share its full prompt blocks."""
-        most = -(-most_computed_tokens(seq) // self._block_size)
-        num_own = most - seq.num_prompt_tokens // self._block_size
+        num_tokens, window = most_computed_tokens(seq), self._window
+        most = window.most_blocks(num_tokens)
+        if window.is_bounded:
+            num_blocks -= num_shared  # it lets go of those while others may still hold them
+        num_own = min(most, window.num_blocks(num_tokens) - seq.num_prompt_tokens // window.block_size)
         return max(0, most - num_blocks) + seq.num_pending_forks * num_own
 
 
@@ -120,32 +128,33 @@ class PeakRoom:
     Blocks that a sequence found in the prefix cache are taken to be held for ever, whoever else may hold them.
     """
 
-    def __init__(self, running: Iterable[Sequence], block_size: int, lengths: OutputLengths) -> None:
-        self._block_size = block_size
+    def __init__(self, running: Iterable[Sequence], window: AttentionWindow, lengths: OutputLengths) -> None:
+        self._window = window
         self._lengths = lengths
-        self._num_own, self._remaining = self._future_of(
-            [(seq, len(seq.block_table) - seq.num_shared_blocks) for seq in running]
-        )
+        self._future = self._future_of([(seq, len(seq.block_table) - seq.num_shared_blocks) for seq in running])
 
     def admits(self, candidate: Candidate, num_available: int) -> bool:
-        num_own, remaining = self._with(candidate)
+        num_own, remaining, most = self._with(candidate)
         longest_first = np.argsort(-remaining, kind="stable")
-        num_own, remaining = num_own[longest_first], remaining[longest_first]
+        num_own, remaining, most = num_own[longest_first], remaining[longest_first], most[longest_first]
         # When the n-th is about to end, n have grown as much as it has, and the others have given back what they held.
         num_alive = np.arange(1, len(remaining) + 1)
-        peak = (np.cumsum(num_own) + num_alive * -(-remaining // self._block_size)).max()
+        num_held = np.cumsum(num_own) + num_alive * -(-remaining // self._window.block_size)
+        peak = np.minimum(num_held, np.cumsum(most)).max()
         num_growing = int(peak - num_own.sum())
         return candidate.num_missing + candidate.num_unheld + num_growing <= num_available
 
     def add(self, candidate: Candidate) -> None:
-        self._num_own, self._remaining = self._with(candidate)
+        self._future = self._with(candidate)
 
-    def _with(self, candidate: Candidate) -> tuple[Ints, Ints]:
-        num_own, remaining = self._future_of([(candidate.seq, candidate.num_missing)])
-        return np.concatenate([self._num_own, num_own]), np.concatenate([self._remaining, remaining])
+    def _with(self, candidate: Candidate) -> tuple[Ints, Ints, Ints]:
+        added = self._future_of([(candidate.seq, candidate.num_missing)])
+        num_own, remaining, most = (np.concatenate(pair) for pair in zip(self._future, added, strict=True))
+        return num_own, remaining, most
 
-    def _future_of(self, seqs: list[tuple[Sequence, int]]) -> tuple[Ints, Ints]:
-        """The blocks of their own that sequences and their future forks hold now, and how many tokens are to come.
+    def _future_of(self, seqs: list[tuple[Sequence, int]]) -> tuple[Ints, Ints, Ints]:
+        """The blocks of their own that sequences and their future forks hold now, how many tokens are to come, and the
+        most blocks that each may ever hold.
 
         Each gets a draw from the distribution of longer outputs, but always the same one for the same sequence.
         """
@@ -155,8 +164,14 @@ class PeakRoom:
         max_tokens = np.array([seq.request.params.max_tokens for seq, _ in seqs], dtype=np.int64)
         quantile = np.array([seq.number + seq.index for seq, _ in seqs], dtype=np.int64) * GOLDEN_RATIO_FRAC % 1.0
         remaining = self._lengths.remaining(num_generated, max_tokens, quantile)
-        remaining[num_begun:] += self._block_size  # a fork begins with a copy of a block that is partly filled
-        return np.array([num_own for _, num_own in seqs], dtype=np.int64), remaining
+        remaining[num_begun:] += self._window.block_size  # a fork begins with a copy of a block that is partly filled
+        num_own = np.array([num_own for _, num_own in seqs], dtype=np.int64)
+        if not self._window.is_bounded:
+            return num_own, remaining, num_own + -(-remaining // self._window.block_size)
+        # Windows: prompts have no blocks yet for what they do not read in the next step.
+        remaining[:num_begun] += np.array([seq.num_uncomputed_tokens for seq, _ in seqs[:num_begun]], dtype=np.int64)
+        most = [self._window.most_blocks(most_computed_tokens(seq)) for seq, _ in seqs]
+        return num_own, remaining, np.maximum(num_own, np.array(most, dtype=np.int64))
 
 
 def most_computed_tokens(seq: Sequence) -> int:
@@ -164,7 +179,7 @@ def most_computed_tokens(seq: Sequence) -> int:
     return seq.num_prompt_tokens + max(0, seq.request.params.max_tokens - 1)
 
 
-ADMISSIONS: dict[str, Callable[[Iterable[Sequence], int, OutputLengths], Room]] = {
+ADMISSIONS: dict[str, Callable[[Iterable[Sequence], AttentionWindow, OutputLengths], Room]] = {
     "greedy": GreedyRoom,
     "reserve": ReservedRoom,
     "peak": PeakRoom,

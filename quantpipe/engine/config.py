@@ -33,6 +33,10 @@ class EngineConfig:
     ``long_prompt_tokens``, at most ``max_long_prefills`` are read at a time, and shorter ones pass those that wait.
     With ``target_step_s``, prompts get fewer tokens, and fewer sequences run, where steps take longer than that.
 
+    With ``window_tokens`` every layer sees the last so many tokens only (fewer where its own window is smaller), and
+    besides the first ``sink_tokens`` of the sequence: KV blocks of what lies between are let go, so that generation
+    goes on in constant memory, and ``max_model_len`` bounds the prompt alone.
+
     ``speculative`` names a row of ``DRAFTERS``, or ``none``: at most ``num_draft_tokens`` guesses of what follows are
     checked in one step for each sequence, as far as there is room.
     """
@@ -55,6 +59,8 @@ class EngineConfig:
     max_long_prefills: int | None = None
     long_prompt_tokens: int = 1024
     target_step_s: float | None = None
+    sink_tokens: int = 0
+    window_tokens: int | None = None
     speculative: str = NO_DRAFTER
     num_draft_tokens: int = 4
     num_threads: int | None = None
@@ -88,6 +94,7 @@ class EngineConfig:
             )
         self._check_schedule()
         self._check_pool_size()
+        self._check_window()
         if self.kv_dtype is not None:
             kv_mode(self.kv_dtype, "engine.kv_dtype")
         if self.activations not in ACTIVATION_BITS:
@@ -110,6 +117,19 @@ class EngineConfig:
             raise RecipeError(f"engine.static_wait_s: {self.static_wait_s} is not a finite time of at least 0")
         if self.target_step_s is not None and not 0 < self.target_step_s < math.inf:
             raise RecipeError(f"engine.target_step_s: {self.target_step_s} is not a finite time above 0")
+
+    def _check_window(self) -> None:
+        if self.sink_tokens < 0:
+            raise RecipeError(f"engine.sink_tokens: {self.sink_tokens} is below 0")
+        if self.window_tokens is None and self.sink_tokens:
+            raise RecipeError(
+                f"engine.sink_tokens: {self.sink_tokens} sinks stand before a window; give engine.window_tokens too"
+            )
+        if self.window_tokens is not None and self.window_tokens < self.block_size:
+            raise RecipeError(
+                f"engine.window_tokens: {self.window_tokens} is below the block size {self.block_size}; raise it, or "
+                "lower engine.block_size"
+            )
 
     def _check_pool_size(self) -> None:
         # Written so that NaN, which compares false with everything, is refused.

@@ -25,7 +25,7 @@ from quantpipe.backends import BACKENDS
 from quantpipe.backends.protocol import Executor
 from quantpipe.engine.block_pool import BlockPool
 from quantpipe.engine.config import EngineConfig
-from quantpipe.engine.kv_cache import resolve_max_model_len
+from quantpipe.engine.kv_cache import resolve_attention_window, resolve_max_model_len
 from quantpipe.engine.memory import size_pool
 from quantpipe.engine.prefix_cache import PrefixCache, PrefixNamespace
 from quantpipe.engine.request import (
@@ -75,17 +75,23 @@ class Engine:
         self.backend_notes = executor.notes
         self.max_model_len = resolve_max_model_len(config, self.description.max_position_embeddings)
         max_scored_rows = max(1, MAX_SCORED_BYTES // (4 * self.description.vocab_size))
-        num_blocks, self.memory = size_pool(executor, config, kv_dtype, self.max_model_len, max_scored_rows)
-        self._runner = ModelRunner(executor, executor.allocate_kv_cache(num_blocks, config.block_size, kv_dtype))
+        limit = self.description.max_position_embeddings
+        self._window = resolve_attention_window(config, self.description.windows, limit, executor.supports_windows)
+        num_blocks, self.memory = size_pool(
+            executor, config, kv_dtype, self.max_model_len, self._window, max_scored_rows
+        )
+        kv_cache = executor.allocate_kv_cache(num_blocks, config.block_size, kv_dtype)
+        self._runner = ModelRunner(executor, kv_cache, self._window)
         self._pool = BlockPool(num_blocks)
         self._prefix_cache = PrefixCache(self._pool, config.block_size)
-        self._namespace = PrefixNamespace(kv_dtype=kv_dtype, artifact_digest=artifact_digest)
+        self._namespace = PrefixNamespace("", kv_dtype, artifact_digest, self._window.form)
         self._scheduler = Scheduler(
             self._pool,
             config,
             max_scored_rows,
             self._prefix_cache if config.prefix_cache else None,
             DRAFTERS[config.speculative]() if drafter is None and config.speculative != NO_DRAFTER else drafter,
+            self._window,
         )
         self._eos_token_ids = frozenset(self.description.eos_token_ids)
         self._unfinished: dict[str, SampleGroup] = {}
@@ -136,7 +142,7 @@ class Engine:
         request = Request(
             request_id, token_ids, params, prompt_logits_sink, cache_salt, priority, qos, deadline_s, arrival_s=now_s
         )
-        check_request(request, self.description.vocab_size, self.max_model_len)
+        check_request(request, self.description.vocab_size, self.max_model_len, self._window.is_endless)
         if params.n > self.config.max_num_seqs:
             raise RequestError(
                 f"n: {params.n} samples exceed max_num_seqs {self.config.max_num_seqs}, as many as run at a time; ask "

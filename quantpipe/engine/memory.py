@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from quantpipe.backends.protocol import BatchInput, Executor
+from quantpipe.engine.attention_window import AttentionWindow
 from quantpipe.engine.config import EngineConfig
 from quantpipe.engine.device_memory import DeviceMemory, memory_of
 from quantpipe.engine.kv_cache import ceil_div, resolve_num_kv_blocks
@@ -37,7 +38,12 @@ class MemoryAccount:
 
 
 def size_pool(
-    executor: Executor, config: EngineConfig, kv_dtype: str, max_model_len: int, max_logit_rows: int
+    executor: Executor,
+    config: EngineConfig,
+    kv_dtype: str,
+    max_model_len: int,
+    window: AttentionWindow,
+    max_logit_rows: int,
 ) -> tuple[int, MemoryAccount]:
     """How many KV blocks the engine gets, and what its memory is for. Measures steps for ``memory_utilization`` only.
 
@@ -48,9 +54,10 @@ def size_pool(
     measured_bytes: int | None = None
     if config.memory_utilization is not None:
         memory = memory_of(executor.device)
-        step = profile_steps(executor, config, kv_dtype, max_model_len, max_logit_rows, memory)
+        longest = min(max_model_len, window.most_blocks(max_model_len) * config.block_size)
+        step = profile_steps(executor, config, kv_dtype, longest, max_logit_rows, memory)
         measured_bytes = kv_cache_bytes_within(config.memory_utilization, executor.weight_bytes, step, memory)
-    num_blocks = resolve_num_kv_blocks(config, max_model_len, bytes_per_block, measured_bytes)
+    num_blocks = resolve_num_kv_blocks(config, max_model_len, window, bytes_per_block, measured_bytes)
     return num_blocks, MemoryAccount(executor.weight_bytes, num_blocks * bytes_per_block, step)
 
 

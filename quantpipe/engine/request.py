@@ -156,6 +156,9 @@ class Sequence:
     it was first admitted. What its place in the order depends on is settled when it arrives: its ``number``, how long
     an output is expected of it, and how long a token took then.
 
+    Behind its sink blocks, ``block_table`` lacks ``num_dropped_blocks``: nothing can see their tokens any more.
+    ``gap`` are tokens (first, end) that need not be read when it comes to them, for the same reason.
+
     ``takes_drafts`` is whether tokens may be guessed for it: not once there was none to choose with guesses behind it.
     """
 
@@ -171,6 +174,8 @@ class Sequence:
     num_seen_tokens: int = 0
     block_table: list[int] = field(default_factory=list)
     num_shared_blocks: int = 0
+    num_dropped_blocks: int = 0
+    gap: tuple[int, int] | None = None
     num_cached_tokens: int = 0
     number: int = 0
     expected_new_tokens: int = 0
@@ -216,8 +221,11 @@ class Sequence:
         return len(self.token_ids) - self.num_computed_tokens
 
 
-def check_request(request: Request, vocab_size: int, max_model_len: int) -> None:
-    """Raise RequestError, naming the parameter as an HTTP caller knows it, for what can never be served."""
+def check_request(request: Request, vocab_size: int, max_model_len: int, is_endless: bool = False) -> None:
+    """Raise RequestError, naming the parameter as an HTTP caller knows it, for what can never be served.
+
+    With ``is_endless`` only the prompt has to fit in ``max_model_len``.
+    """
     check_params(request.params, vocab_size)
     _check_order(request)
     prompt_ids, max_tokens = request.prompt_ids, request.params.max_tokens
@@ -237,7 +245,7 @@ def check_request(request: Request, vocab_size: int, max_model_len: int) -> None
             "shorten it or raise engine.max_model_len",
             "prompt",
         )
-    if len(prompt_ids) + max_tokens > max_model_len:
+    if len(prompt_ids) + max_tokens > max_model_len and not is_endless:
         raise RequestError(
             f"max_tokens: {max_tokens:,} after a prompt of {len(prompt_ids):,} tokens exceed max_model_len "
             f"{max_model_len:,}; ask for at most {max_model_len - len(prompt_ids):,}",

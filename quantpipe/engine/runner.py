@@ -10,6 +10,7 @@ from itertools import islice
 
 from quantpipe.backends.protocol import Executor, KVCache
 from quantpipe.engine import sampler
+from quantpipe.engine.attention_window import AttentionWindow
 from quantpipe.engine.batch import build_batch
 from quantpipe.engine.greedy import wants_most_likely
 from quantpipe.engine.request import TokenLogprob
@@ -49,15 +50,16 @@ class Advanced:
 class ModelRunner:
     """Owns the loaded model and its KV cache."""
 
-    def __init__(self, executor: Executor, kv_cache: KVCache) -> None:
+    def __init__(self, executor: Executor, kv_cache: KVCache, window: AttentionWindow) -> None:
         self.executor = executor
         self.kv_cache = kv_cache
+        self._window = window
         self._due_copies: list[tuple[tuple[int, int], ...]] = []
 
     def run(self, step: Step) -> list[Advanced]:
         """One entry per sequence of the step, in its order."""
         self._copy(step)
-        batch = build_batch(step, self.kv_cache.block_size)
+        batch = build_batch(step, self._window)
         if wants_most_likely(step):
             return _take(self.executor.forward_greedy(batch, self.kv_cache).tolist(), step)
         logits_RV = self.executor.forward(batch, self.kv_cache).numpy()

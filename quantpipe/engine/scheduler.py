@@ -14,6 +14,8 @@ it decodes, a chunk where it reads a prompt or comes back from preemption. A pol
    need not read: a preempted one mostly finds its own blocks again.
 4. With a drafter, what tokens and blocks are still left go to guesses for those that decode, unless blocks were so
    short that somebody was preempted.
+5. Where every layer has a window, blocks behind it go back to the pool after each step, and a sequence has those for
+   the tokens of its next step only: a prompt of any length is read in constant memory.
 """
 
 import itertools
@@ -21,6 +23,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from quantpipe.engine.admission import ADMISSIONS, Candidate, OutputLengths, Room, most_computed_tokens
+from quantpipe.engine.attention_window import AttentionWindow
 from quantpipe.engine.batch_limit import BatchLimit
 from quantpipe.engine.batching import Batching
 from quantpipe.engine.block_pool import BlockPool
@@ -70,6 +73,7 @@ class Scheduler:
         max_scored_rows: int,
         prefix_cache: PrefixCache | None = None,
         drafter: Drafter | None = None,
+        window: AttentionWindow | None = None,
     ) -> None:
         self.pool = pool
         self.config = config
@@ -89,7 +93,8 @@ class Scheduler:
         self._refused: Sequence | None = None
         self._num_refusals = 0
         self._order: list[Sequence] | None = None  # of those that run, until somebody comes or goes
-        self._tables = BlockTables(pool, config.block_size, prefix_cache)
+        self._window = window or AttentionWindow(config.block_size)
+        self._tables = BlockTables(pool, self._window, prefix_cache)
         self._drafting = None if drafter is None else Drafting(drafter, config.num_draft_tokens, self._tables)
 
     @property
@@ -99,7 +104,7 @@ class Scheduler:
     def add(self, seq: Sequence) -> None:
         """Queue a sequence. RequestError where the whole pool could not hold it."""
         num_tokens = most_computed_tokens(seq)
-        num_blocks = self._tables.num_blocks(num_tokens)
+        num_blocks = self._window.most_blocks(num_tokens)
         if num_blocks > self.pool.num_blocks:
             raise RequestError(
                 f"prompt: {num_tokens:,} tokens with max_tokens need {num_blocks:,} KV blocks and "
@@ -156,7 +161,7 @@ class Scheduler:
 
         ``now_s`` is when it ended; without it nothing is learned about how long steps take.
         """
-        num_tokens, block_size = 0, self.config.block_size
+        num_tokens, block_size, is_bounded = 0, self.config.block_size, self._window.is_bounded
         for seq, start, num_read, _, draft_ids in step.advances:
             end = start + num_read
             num_tokens += num_read
@@ -168,6 +173,8 @@ class Scheduler:
                 seq.num_seen_tokens = end
             if end % block_size < end - start or seq in failed:  # it filled a block, or never will
                 self._tables.register(seq, end, seq in failed)
+            if is_bounded:
+                self._tables.let_go(seq)
         if now_s is not None:
             step_s = now_s - self._started_s
             self._token_s += PACE_FRAC * (step_s - self._token_s)
@@ -250,7 +257,7 @@ class Scheduler:
                 return
             if self._was_just_refused(seq):
                 return
-            room = room or ADMISSIONS[self.config.admission](self.running, self.config.block_size, self.output_lengths)
+            room = room or ADMISSIONS[self.config.admission](self.running, self._window, self.output_lengths)
             if not self._start(seq, room, plan):
                 return
             num_places -= 1
@@ -286,20 +293,20 @@ class Scheduler:
 
     def _start(self, seq: Sequence, room: Room, plan: _Plan) -> bool:
         """Admit a sequence, if there is room for it now and later and something left to read it with."""
-        hits = self._tables.find(seq)
-        num_unheld = sum(self.pool.num_references(block) == 0 for block in hits)
-        candidate = Candidate(seq, self._tables.num_blocks(seq.num_tokens) - len(hits), num_unheld)
+        found = self._tables.place(seq)
+        num_found, num_unheld = len(found.held), sum(self.pool.num_references(block) == 0 for block in found.held)
+        candidate = Candidate(seq, max(0, self._tables.num_missing(seq) - num_found), num_unheld, num_found)
         if not self._fits(candidate, room):
+            self._tables.withdraw(seq)
             self._refused, self._num_refusals = seq, 1
             self._batching.close()
             return False
-        seq.num_computed_tokens = len(hits) * self.config.block_size
         num_tokens = plan.budget.take(seq)
         if num_tokens == 0:
-            seq.num_computed_tokens = 0
+            self._tables.withdraw(seq)
             return False
         self.waiting.remove(seq)
-        self._tables.begin(seq, hits)
+        self._tables.begin(seq, found)
         room.add(candidate)
         self._batching.joined()
         self._join(seq)

@@ -60,6 +60,8 @@ class Budget:
     def take(self, seq: Sequence) -> int:
         """How many tokens ``seq`` may read, and pay for them."""
         num = min(seq.num_uncomputed_tokens, self.num_tokens, self.max_chunk)
+        if seq.gap is not None:
+            num = min(num, seq.gap[0] - seq.num_computed_tokens)
         if seq.request.is_scored and seq.num_settled_tokens < seq.num_prompt_tokens:
             num_known = seq.num_settled_tokens - seq.num_computed_tokens  # not wanted, or read again: no rows
             num = min(num, num_known + self.num_scored_rows)

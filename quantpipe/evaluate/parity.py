@@ -57,7 +57,8 @@ def check_parity(
     token by token. The base model is opened anew, and loaded one block at a time. ``config`` None: the runtime does not
     serve this model, and only the first two ways are compared.
 
-    The KV cache is in the compute dtype here: transformers has no quantized one to compare with.
+    The KV cache is in the compute dtype here: transformers has no quantized one to compare with, nor
+    windows of an engine's own.
     """
     token_ids = Tokenizer.open(folder).encode(PROBE_TEXT)
     token_ids_ST = np.array([token_ids], dtype=np.int64)
@@ -68,7 +69,9 @@ def check_parity(
     if config is None:
         return [reloaded]
     num_tokens = len(token_ids)
-    alone = replace(config, kv_dtype="auto", max_num_seqs=1, max_model_len=num_tokens + 1)
+    alone = replace(
+        config, kv_dtype="auto", max_num_seqs=1, max_model_len=num_tokens + 1, sink_tokens=0, window_tokens=None
+    )
     at_once, one_by_one = (replace(alone, max_num_batched_tokens=budget) for budget in (num_tokens, 1))
     base_TV = simulated_logits(model, None, token_ids_ST)[0]
     simulated_TV = simulated_logits(model, quantized, token_ids_ST, SERVED)[0]

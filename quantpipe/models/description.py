@@ -136,6 +136,11 @@ class DecoderDescription:
     def head_dim(self) -> int:
         return self.layers[0].attention.head_dim
 
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """How many tokens each layer looks back on; None: all."""
+        return tuple(layer.attention.window for layer in self.layers)
+
     def linears(self) -> tuple[LinearSpec, ...]:
         """Every linear in order of execution, lm_head last."""
         inner = [

@@ -1,6 +1,7 @@
 """A model made of arithmetic: its logits depend on every token it reads back through the slots it was told to write.
 
-A wrong slot, position, block table or context length changes the history it sees, and with it the tokens.
+A wrong slot, position, block table or context length changes the history it sees, and with it the tokens. So does a
+block that was let go too early.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -55,12 +56,20 @@ class FakeKVCache:
 
 
 class FakeExecutor:
-    """``poison`` is a token id after which every logit is NaN."""
+    """``poison`` is a token id after which every logit is NaN; ``window`` is its own."""
 
-    def __init__(self, eos_token_ids: tuple[int, ...] = (), poison: int | None = None) -> None:
+    supports_windows = True
+
+    def __init__(
+        self, eos_token_ids: tuple[int, ...] = (), poison: int | None = None, window: int | None = None
+    ) -> None:
         self.description = SimpleNamespace(
-            vocab_size=VOCAB, max_position_embeddings=MAX_POSITIONS, eos_token_ids=eos_token_ids
+            vocab_size=VOCAB,
+            max_position_embeddings=MAX_POSITIONS,
+            eos_token_ids=eos_token_ids,
+            windows=(window,),
         )
+        self.window = window
         self.device = torch.device("cpu")
         self.weight_bytes = 0
         self.context_tokens = (0, 0)
@@ -85,13 +94,19 @@ class FakeExecutor:
         kv_cache.slots[batch.slot_mapping_T] = batch.token_ids_T * MAX_POSITIONS + batch.positions_T
         logits, token = [], 0
         wanted, slots = set(batch.logit_rows_R.tolist()), kv_cache.slots.numpy()
+        block_size, form = kv_cache.block_size, (batch.num_sinks, batch.layer_window(self.window))
+        num_first = -(-batch.num_sinks // block_size) * block_size
+        held_lens = batch.held_lens(block_size)
         for row, (query_len, context_len) in enumerate(zip(batch.query_lens, batch.context_lens, strict=True)):
-            offsets = np.arange(context_len)
-            blocks = batch.block_table_SB[row].numpy()[offsets // kv_cache.block_size]
-            history = slots[blocks * kv_cache.block_size + offsets % kv_cache.block_size]
+            offsets = np.arange(held_lens[row])
+            blocks = batch.block_table_SB[row].numpy()[offsets // block_size]
+            history = slots[blocks * block_size + offsets % block_size]
+            positions = offsets + (offsets >= num_first) * (context_len - held_lens[row])
             for length in range(context_len - query_len + 1, context_len + 1):
                 if token in wanted:
-                    logits.append(logits_after(history[:length]))
+                    seen = visible_positions(length, form)
+                    assert np.isin(seen, positions).all(), "a block was let go that can still be seen"
+                    logits.append(logits_after(history[np.isin(positions, seen)]))
                     if batch.token_ids_T[token] == self.poison:
                         logits[-1] = np.full(VOCAB, np.nan, dtype=np.float32)
                 token += 1
@@ -102,11 +117,24 @@ class FakeExecutor:
         return most_likely(self.forward(batch, kv_cache))
 
 
+# Number of sinks, and the window.
+Form = tuple[int, int | None]
+FULL: Form = (0, None)
+
+
+def visible_positions(length: int, form: Form) -> npt.NDArray[np.int64]:
+    """What the last of ``length`` tokens sees."""
+    positions = np.arange(length)
+    num_sinks, window = form
+    return positions if window is None else positions[(positions < num_sinks) | (positions >= length - window)]
+
+
 class OracleDrafter:
     """Guesses what the model will choose, but for ``wrong_frac`` of the tokens, which are off by one."""
 
-    def __init__(self, wrong_frac: float = 0.0) -> None:
+    def __init__(self, wrong_frac: float = 0.0, form: Form = FULL) -> None:
         self.wrong_frac = wrong_frac
+        self.form = form
         self.rng = Random(0)
         self.num_drafts: list[int] = []
         self.forgotten: list[request.Sequence] = []
@@ -121,7 +149,7 @@ class OracleDrafter:
     def _guess(self, seq: request.Sequence, num: int) -> tuple[int, ...]:
         token_ids, sampled = list(seq.token_ids), seq.sampled().after(())
         for _ in range(num):
-            [token_id] = sample(dense_logits(token_ids).numpy()[None], [sampled])
+            [token_id] = sample(dense_logits(token_ids, self.form).numpy()[None], [sampled])
             if token_id is None or self.rng.random() < self.wrong_frac:
                 token_id = (token_ids[-1] + 1) % VOCAB
             token_ids.append(token_id)
@@ -129,18 +157,20 @@ class OracleDrafter:
         return tuple(token_ids[len(seq.token_ids) :])
 
 
-def dense_greedy(prompt_ids: Sequence[int], num_new: int, stop: frozenset[int] = frozenset()) -> tuple[int, ...]:
+def dense_greedy(
+    prompt_ids: Sequence[int], num_new: int, stop: frozenset[int] = frozenset(), form: Form = FULL
+) -> tuple[int, ...]:
     """What the same model generates alone, with no cache, batch or schedule."""
     token_ids = list(prompt_ids)
     while len(token_ids) < len(prompt_ids) + num_new:
-        token_ids.append(int(dense_logits(token_ids).argmax()))
+        token_ids.append(int(dense_logits(token_ids, form).argmax()))
         if token_ids[-1] in stop:
             break
     return tuple(token_ids[len(prompt_ids) :])
 
 
 def dense_samples(
-    prompt_ids: Sequence[int], params: SamplingParams, eos_token_ids: Iterable[int] = ()
+    prompt_ids: Sequence[int], params: SamplingParams, eos_token_ids: Iterable[int] = (), form: Form = FULL
 ) -> list[tuple[int, ...]]:
     """What the same model generates for each of a seeded request's samples, one after the other, each alone."""
     assert params.seed is not None
@@ -149,7 +179,7 @@ def dense_samples(
         sampled = Sampled(params, prompt_ids, sample_seed(params.seed, index), eos_token_ids)
         token_ids: list[int] = []
         while len(token_ids) < params.max_tokens:
-            [token_id] = sample(dense_logits([*prompt_ids, *token_ids]).numpy()[None], [sampled])
+            [token_id] = sample(dense_logits([*prompt_ids, *token_ids], form).numpy()[None], [sampled])
             assert token_id is not None
             token_ids.append(token_id)
             sampled.append(token_id)
@@ -159,8 +189,9 @@ def dense_samples(
     return samples
 
 
-def dense_logits(token_ids: Sequence[int]) -> Tensor:
-    return torch.from_numpy(logits_after(np.array(token_ids) * MAX_POSITIONS + np.arange(len(token_ids))))
+def dense_logits(token_ids: Sequence[int], form: Form = FULL) -> Tensor:
+    seen = visible_positions(len(token_ids), form)
+    return torch.from_numpy(logits_after(np.array(token_ids)[seen] * MAX_POSITIONS + seen))
 
 
 @pytest.fixture(scope="session")

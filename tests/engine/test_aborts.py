@@ -32,7 +32,10 @@ class FastExecutor:
     """Logits that depend on the token and its position only; nothing is cached, and token 15 leads to none at all."""
 
     def __init__(self) -> None:
-        self.description = SimpleNamespace(vocab_size=VOCAB, max_position_embeddings=64, eos_token_ids=(0,))
+        self.description = SimpleNamespace(
+            vocab_size=VOCAB, max_position_embeddings=64, eos_token_ids=(0,), windows=(None,)
+        )
+        self.supports_windows = True
         self.device = torch.device("cpu")
         self.weight_bytes = 0
         self.notes: tuple[str, ...] = ()

@@ -12,6 +12,7 @@ from quantpipe.engine.admission import (
     Candidate,
     OutputLengths,
 )
+from quantpipe.engine.attention_window import AttentionWindow
 from quantpipe.engine.request import Request, SamplingParams, Sequence
 
 BLOCK = 4
@@ -42,7 +43,7 @@ def lengths_of(*lengths: int) -> OutputLengths:
 
 
 def least_available(name: str, running: list[Sequence], candidate: Candidate, lengths: OutputLengths) -> int:
-    room = ADMISSIONS[name](running, BLOCK, lengths)
+    room = ADMISSIONS[name](running, AttentionWindow(BLOCK), lengths)
     return next(num for num in range(100_000) if room.admits(candidate, num))
 
 
@@ -53,7 +54,7 @@ def test_greedy_leaves_a_block_for_each_that_runs() -> None:
 
 def test_reserve_has_room_for_the_longest_outputs_of_all() -> None:
     running = [sequence(0, 5, 2, 11), sequence(1, 8, 4, 5)]  # may come to hold 15 and 12 tokens
-    room = ADMISSIONS["reserve"](running, BLOCK, OutputLengths())
+    room = ADMISSIONS["reserve"](running, AttentionWindow(BLOCK), OutputLengths())
     first, second = waiting(2, 9, 8), waiting(3, 4, 1)  # 16 and 4
     assert least_available("reserve", running, first, OutputLengths()) == (4 - 2) + 0 + 4
     room.add(first)

@@ -2,11 +2,13 @@
 those it gets alone.
 """
 
+import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quantpipe.engine.admission import ADMISSIONS
+from quantpipe.engine.attention_window import AttentionWindow
 from quantpipe.engine.batching import BATCHING_MODES
 from quantpipe.engine.config import EngineConfig
 from quantpipe.engine.engine import Engine
@@ -87,19 +90,44 @@ plans = st.lists(
     min_size=1,
     max_size=8,
 )
-configs = st.builds(
-    lambda block_size, spare_blocks, max_num_seqs, spare_tokens, **others: EngineConfig(
+
+
+def make_config(
+    block_size: int,
+    spare_blocks: int,
+    max_num_seqs: int,
+    spare_tokens: int,
+    form: tuple[int, int] | None,
+    max_prefill_chunk: int | None,
+    **others: Any,
+) -> EngineConfig:
+    """With a pool for one sequence and little more. ``form``: sinks, and by how much a window exceeds a block."""
+    most_tokens = max_num_seqs + spare_tokens
+    num_blocks, num_sinks, window = math.ceil(48 / block_size), 0, None
+    if form is not None:
+        num_sinks, window = form[0], block_size + form[1]
+        chunk = min(most_tokens, max_prefill_chunk or most_tokens)
+        num_blocks = AttentionWindow(block_size, num_sinks, window, window, max_chunk=chunk).most_blocks(None)
+    return EngineConfig(
         max_model_len=48,
         block_size=block_size,
-        num_kv_blocks=math.ceil(48 / block_size) + spare_blocks,
+        num_kv_blocks=num_blocks + spare_blocks,
         max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_seqs + spare_tokens,
+        max_num_batched_tokens=most_tokens,
+        max_prefill_chunk=max_prefill_chunk,
+        sink_tokens=num_sinks,
+        window_tokens=window,
         **others,
-    ),
+    )
+
+
+configs = st.builds(
+    make_config,
     block_size=st.integers(1, 7),
     spare_blocks=st.integers(0, 6),
     max_num_seqs=st.integers(1, 5),
     spare_tokens=st.integers(0, 20),
+    form=st.none() | st.tuples(st.integers(0, 9), st.integers(0, 9)),
     prefix_cache=st.booleans(),
     policy=st.sampled_from(list(POLICIES)),
     batching=st.sampled_from(BATCHING_MODES),
@@ -167,17 +195,25 @@ class Run:
 
 
 @settings(max_examples=60, deadline=None)
-@given(plans, configs, st.none() | st.sampled_from([0.0, 0.3, 1.0]))
+@given(plans, configs, st.none() | st.sampled_from([0.0, 0.3, 1.0]), st.none() | st.integers(2, 12))
 def test_tokens_equal_those_of_a_dense_loop(
-    fake_model: SimpleNamespace, schedule: list[Plan], config: EngineConfig, wrong_frac: float | None
+    fake_model: SimpleNamespace,
+    schedule: list[Plan],
+    config: EngineConfig,
+    wrong_frac: float | None,
+    own_window: int | None,
 ) -> None:
-    executor = fake_model.executor(eos_token_ids=(STOP,))
-    drafter = None if wrong_frac is None else fake_model.oracle(wrong_frac)
+    if config.window_tokens is None and own_window is not None:
+        config = dataclasses.replace(config, num_kv_blocks=(config.num_kv_blocks or 0) + 10)  # a window and a chunk
+    executor = fake_model.executor(eos_token_ids=(STOP,), window=own_window)
+    windows = [window for window in (own_window, config.window_tokens) if window is not None]
+    form = config.sink_tokens, min(windows, default=None)
+    drafter = None if wrong_frac is None else fake_model.oracle(wrong_frac, form)
     engine = Engine(executor, config, drafter=drafter)
     run = Run(engine, schedule)
     run.to_the_end()
     for i, plan in enumerate(schedule):
-        all_expected = fake_model.dense_samples(plan.prompt_ids, plan.params(config.max_num_seqs), (STOP,))
+        all_expected = fake_model.dense_samples(plan.prompt_ids, plan.params(config.max_num_seqs), (STOP,), form)
         if i in run.aborted:
             for index, expected in enumerate(all_expected):
                 assert run.streamed[str(i), index] == expected[: len(run.streamed[str(i), index])]
@@ -201,7 +237,7 @@ def test_tokens_equal_those_of_a_dense_loop(
             continue
         lengths = range(plan.first_scored, len(plan.prompt_ids) + 1)
         assert [entry.token_id for entry in output.prompt_logprobs] == list(plan.prompt_ids[plan.first_scored :])
-        dense = np.stack([fake_model.dense_logits(plan.prompt_ids[:length]) for length in lengths])
+        dense = np.stack([fake_model.dense_logits(plan.prompt_ids[:length], form) for length in lengths])
         np.testing.assert_array_equal(np.concatenate(run.rows[i]), dense)
     assert engine.stats().used_blocks == 0
     assert max(executor.batch_sizes, default=0) <= config.max_num_batched_tokens

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quantpipe.engine.admission import ADMISSIONS
+from quantpipe.engine.attention_window import AttentionWindow
 from quantpipe.engine.batching import BATCHING_MODES
 from quantpipe.engine.block_pool import BlockPool
 from quantpipe.engine.config import EngineConfig
@@ -136,12 +137,18 @@ def simulation(
     num_blocks: int = 400,
     has_prefix_cache: bool = True,
     drafter: MadeUpDrafter | None = None,
+    form: tuple[int, int] | None = None,
     **settings: Any,
 ) -> Simulation:
+    """``form``: the number of sinks, and the window."""
     config = EngineConfig(**{"block_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 16} | settings)
+    chunk = config.max_prefill_chunk or config.max_num_batched_tokens
+    window = None
+    if form is not None:  # of two layers
+        window = AttentionWindow(4, *form, form[1], 2 * form[1] - 2, min(chunk, config.max_num_batched_tokens))
     pool = BlockPool(num_blocks)
     prefix_cache = PrefixCache(pool, config.block_size) if has_prefix_cache else None
-    scheduler = Scheduler(pool, config, MAX_SCORED_ROWS, prefix_cache, drafter)
+    scheduler = Scheduler(pool, config, MAX_SCORED_ROWS, prefix_cache, drafter, window)
     return Simulation(scheduler, sorted(arriving, key=lambda seq: seq.request.arrival_s), drafter=drafter)
 
 
@@ -174,6 +181,7 @@ all_settings = st.fixed_dictionaries(
         "long_prompt_tokens": st.integers(5, 25),
         "target_step_s": st.none() | st.sampled_from([0.011, 0.018]),
         "static_wait_s": st.sampled_from([0.0, 0.5]),
+        "form": st.none() | st.tuples(st.integers(0, 6), st.integers(4, 11)),
         "drafter": st.none() | st.sampled_from([0.0, 0.6, 1.0]).map(MadeUpDrafter),
         "num_draft_tokens": st.integers(1, 9),
     }
@@ -224,9 +232,15 @@ def check_blocks(scheduler: Scheduler, step: Step, everyone: list[Sequence]) -> 
     assert pool.num_held == len({block for seq in everyone for block in seq.block_table})
     assert all((seq in scheduler.running) == bool(seq.block_table) for seq in everyone)
     for advance in step.advances:
-        written = advance.seq.block_table[advance.start // block_size : -(-advance.end // block_size)]
+        num_dropped = advance.seq.num_dropped_blocks
+        first, end = advance.start // block_size - num_dropped, -(-advance.end // block_size) - num_dropped
+        written = advance.seq.block_table[first:end]
         assert len(written) * block_size >= advance.num_tokens
         assert not any(pool.must_copy(block) for block in written)
+    if step.advances and scheduler._window.is_bounded:
+        num_guesses = max(len(advance.draft_ids) for advance in step.advances)
+        most = scheduler._window.most_blocks(None) + -(-num_guesses // block_size)
+        assert all(len(seq.block_table) <= most for seq in everyone)
     destinations = [destination for _, destination in step.copies]
     assert len(destinations) == len(set(destinations))
 
@@ -257,13 +271,19 @@ def test_wrong_guesses_change_nobodys_schedule(arriving: list[Sequence], chosen:
 
 
 @settings(max_examples=60, deadline=None)
-@given(arrivals, st.integers(15, 30), st.booleans(), st.sampled_from(list(POLICIES)))
+@given(
+    arrivals,
+    st.integers(15, 30),
+    st.booleans(),
+    st.sampled_from(list(POLICIES)),
+    st.none() | st.tuples(st.integers(0, 6), st.integers(4, 11)),
+)
 def test_reserving_admission_never_preempts(
-    arriving: list[Sequence], num_blocks: int, has_prefix_cache: bool, policy: str
+    arriving: list[Sequence], num_blocks: int, has_prefix_cache: bool, policy: str, form: tuple[int, int] | None
 ) -> None:
     for seq in arriving:
         seq.num_pending_forks = 0  # the forks of one request may exceed the pool together, and then take turns
-    run = simulation(arriving, num_blocks, has_prefix_cache, policy=policy, admission="reserve")
+    run = simulation(arriving, num_blocks, has_prefix_cache, form=form, policy=policy, admission="reserve")
     while not run.is_over:
         run.let_arrive()
         run.step()
