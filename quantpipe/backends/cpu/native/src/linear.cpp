@@ -31,10 +31,10 @@ Activations make_room(Workspace& workspace, const LinearView& view, ActivationFo
     const size_t num_groups = form == ActivationForm::floats ? 0 : view.num_groups();
     workspace.x.grow(sizes.row_bytes * num_tokens);
     workspace.scales.grow(num_groups * num_tokens * sizeof(float));
-    workspace.sums.grow(num_groups * num_tokens * sizeof(int32_t));
+    workspace.starts.grow(num_groups * num_tokens * sizeof(int32_t));
     if (workspace.scratch.size() < size_t(num_threads)) workspace.scratch.resize(num_threads);
     for (Aligned& scratch : workspace.scratch) scratch.grow(sizes.scratch_bytes);
-    return {form, workspace.x.as<uint8_t>(), sizes.row_bytes, workspace.scales.as<float>(), workspace.sums.as<int32_t>()};
+    return {form, workspace.x.as<uint8_t>(), sizes.row_bytes, workspace.scales.as<float>(), workspace.starts.as<int32_t>()};
 }
 
 }  // namespace

@@ -32,7 +32,7 @@ struct ActivationWriter {
             }
             const int64_t first = int64_t{t} * view.num_groups();
             for (int g = 0; g < view.num_groups(); ++g) {
-                quantize(view, row, g * view.group, out, target, out.scales + first + g, out.sums + first + g);
+                quantize(view, row, g * view.group, out, target, out.scales + first + g, out.starts + first + g);
             }
         }
     }
@@ -44,7 +44,7 @@ struct ActivationWriter {
     }
 
     static void quantize(const LinearView& view, const float* row, int first, const Activations& out, uint8_t* target,
-                         float* scale, int32_t* sum) {
+                         float* scale, int32_t* start) {
         const float absmax = largest_magnitude(row + first, view.group);
         const bool is_finite = absmax <= std::numeric_limits<float>::max();
         // A row of zeros gets a scale too; one that is not finite shows in everything computed from it.
@@ -63,7 +63,7 @@ struct ActivationWriter {
                 V::store_s16_in_pairs(reinterpret_cast<int16_t*>(target) + k, q);
             }
         }
-        *sum = V::isum(total);
+        *start = -V::isum(total) * (view.zeros == nullptr ? view.center() : 1);
     }
 
     // NaN where any of them is a NaN or an infinity.

@@ -87,7 +87,7 @@ int64_t qp_linear_bytes(const void* linear) { return static_cast<const Linear*>(
 void qp_linear_apply(const void* handle, const float* x, int t, float* y, int num_threads) {
     const Linear& linear = *static_cast<const Linear*>(handle);
     qp::Threads threads(num_threads);
-    qp::Workspace workspace;
+    static thread_local qp::Workspace workspace;
     qp::linear_run(linear, x, linear.view.k, t, y, linear.view.n, workspace, threads);
 }
 }

@@ -58,7 +58,9 @@ struct Activations {
     uint8_t* x;           // [T] rows, each row_bytes long
     size_t row_bytes;
     float* scales;        // [T, num_groups]
-    int32_t* sums;        // of the integers, [T, num_groups]
+    // Codes are unsigned. What they exceed the weights by, times the sum of a group's activations, is where the sums of
+    // products begin: [T, num_groups], or that before it is multiplied by the zero points where there are some.
+    int32_t* starts;
 };
 
 struct LinearKernels {

@@ -8,6 +8,7 @@
 
 // Inlined into their callers these loops lose their registers.
 #define QP_TILE __attribute__((noinline)) static void
+#define QP_INLINE static inline __attribute__((always_inline))
 #define QP_UNROLL _Pragma("GCC unroll 16")
 
 namespace qp {
@@ -75,20 +76,18 @@ struct IntegerTile {
     static constexpr int kStepBytes = 4;
 
     QP_TILE run(const Tile& tile) {
-        const LinearView& view = *tile.view;
-        const size_t row_bytes = tile.activations->row_bytes;
-        const uint8_t* words = tile.words;
-        const uint8_t* x = tile.activations->x + tile.token * row_bytes + tile.first_k * (Source::kIsPairs ? 2 : 1);
-        int k = tile.first_k;
-        while (k < tile.end_k) {
-            const int g = k / view.group, group_end = (g + 1) * view.group;
-            const int end = group_end < tile.end_k ? group_end : tile.end_k;
+        Stretch stretch(tile);
+        const int group = tile.view->group, end_k = tile.end_k;
+        int k = tile.first_k, g = k / group;
+        bool is_new = k == g * group;
+        for (; k < end_k; ++g, is_new = true) {
+            const int group_end = (g + 1) * group, end = group_end < end_k ? group_end : end_k;
             I sums[R][C];
-            begin(tile, g, k == g * view.group, sums);
+            begin(tile, g, is_new, sums);
             if constexpr (kSumsInEighths) {
-                for (; k < end; k += kEighthsK) add_in_eighths(words, tile.word_bytes, x, row_bytes, sums);
+                for (; k < end; k += kEighthsK) add_in_eighths(stretch, sums);
             } else {
-                for (; k < end; k += Source::kWordK) add_word<false>(words, tile.word_bytes, x, row_bytes, sums);
+                for (; k < end; k += Source::kWordK) add_word<false>(stretch, sums);
             }
             if (end == group_end) {
                 scale(tile, g, sums);
@@ -99,36 +98,48 @@ struct IntegerTile {
     }
 
    private:
+    // Where the next word lies, and the activations that it is multiplied by.
+    struct Stretch {
+        const uint8_t* words;
+        const uint8_t* x;
+        const size_t word_bytes, row_bytes;
+
+        explicit Stretch(const Tile& tile)
+            : words(tile.words),
+              x(tile.activations->x + tile.token * tile.activations->row_bytes +
+                tile.first_k * (Source::kIsPairs ? 2 : 1)),
+              word_bytes(tile.word_bytes),
+              row_bytes(tile.activations->row_bytes) {}
+    };
+
     template <bool InEighths>
-    static inline __attribute__((always_inline)) void add_word(const uint8_t*& words, size_t word_bytes,
-                                                               const uint8_t*& x, size_t row_bytes, I (&sums)[R][C]) {
+    QP_INLINE void add_word(Stretch& stretch, I (&sums)[R][C]) {
         QP_UNROLL
         for (int s = 0; s < Source::kSteps; ++s) {
             I w[C];
             QP_UNROLL
-            for (int c = 0; c < C; ++c) w[c] = Source::step(V::iload(words + c * V::W * 4), s);
+            for (int c = 0; c < C; ++c) w[c] = Source::step(V::iload(stretch.words + c * V::W * 4), s);
             QP_UNROLL
             for (int r = 0; r < R; ++r) {
-                const I a = V::ibroadcast(x + r * row_bytes + s * kStepBytes);
+                const I a = V::ibroadcast(stretch.x + r * stretch.row_bytes + s * kStepBytes);
                 QP_UNROLL
                 for (int c = 0; c < C; ++c) sums[r][c] = dot<InEighths>(sums[r][c], w[c], a);
             }
         }
-        words += word_bytes;
-        x += Source::kSteps * kStepBytes;
+        stretch.words += stretch.word_bytes;
+        stretch.x += Source::kSteps * kStepBytes;
     }
 
-    static inline __attribute__((always_inline)) void add_in_eighths(const uint8_t*& words, size_t word_bytes,
-                                                                     const uint8_t*& x, size_t row_bytes,
-                                                                     I (&sums)[R][C]) {
+    QP_INLINE void add_in_eighths(Stretch& stretch, I (&sums)[R][C]) {
         I eighths[R][C];
         QP_UNROLL
         for (int r = 0; r < R; ++r) {
             QP_UNROLL
             for (int c = 0; c < C; ++c) eighths[r][c] = V::izero();
         }
-        QP_UNROLL
-        for (int i = 0; i < kEighthsK / Source::kWordK; ++i) add_word<true>(words, word_bytes, x, row_bytes, eighths);
+        // Unrolled, all products would be put down in memory before the first is added.
+        _Pragma("GCC unroll 1")
+        for (int k = 0; k < kEighthsK; k += Source::kWordK) add_word<true>(stretch, eighths);
         QP_UNROLL
         for (int r = 0; r < R; ++r) {
             QP_UNROLL
@@ -137,49 +148,63 @@ struct IntegerTile {
     }
 
     template <bool InEighths>
-    static inline __attribute__((always_inline)) I dot(I sum, I w, I a) {
+    QP_INLINE I dot(I sum, I w, I a) {
         if constexpr (InEighths) return V::nibble_dot4(sum, w, a);
         else if constexpr (Source::kIsPairs) return V::dot2(sum, w, a);
         else if constexpr (V::kHasByteDot) return V::dot4(sum, w, a);
         else return sum;
     }
 
-    // Codes are unsigned: what they exceed the weights by, times the sum of the activations, is taken off beforehand.
-    static inline __attribute__((always_inline)) void begin(const Tile& tile, int g, bool is_new, I (&sums)[R][C]) {
+    QP_INLINE void begin(const Tile& tile, int g, bool is_new, I (&sums)[R][C]) {
+        if (!is_new) return take_up(tile, sums);
         const LinearView& view = *tile.view;
+        const int num_groups = view.num_groups();
+        const int32_t* starts = tile.activations->starts + int64_t{tile.token} * num_groups + g;
+        QP_UNROLL
+        for (int r = 0; r < R; ++r) {
+            QP_UNROLL
+            for (int c = 0; c < C; ++c) sums[r][c] = V::iset(starts[r * num_groups]);
+        }
+        if (view.zeros == nullptr) return;
         QP_UNROLL
         for (int c = 0; c < C; ++c) {
-            const I code = view.zeros == nullptr ? V::iset(view.center())
-                                                 : V::load_u8(view.zeros + scale_index(tile, g) + c * V::W);
+            const I zero = V::load_u8(view.zeros + scale_index(tile, g) + c * V::W);
             QP_UNROLL
-            for (int r = 0; r < R; ++r) {
-                if (is_new) {
-                    const int32_t x_sum = tile.activations->sums[int64_t{tile.token + r} * view.num_groups() + g];
-                    sums[r][c] = view.zeros == nullptr ? V::iset(-view.center() * x_sum) : V::imul(code, V::iset(-x_sum));
-                } else {
-                    sums[r][c] = V::iload(tile.unscaled + r * kPanel + c * V::W);
-                }
-            }
+            for (int r = 0; r < R; ++r) sums[r][c] = V::imul(sums[r][c], zero);
         }
     }
 
-    static inline __attribute__((always_inline)) void scale(const Tile& tile, int g, I (&sums)[R][C]) {
+    QP_INLINE void scale(const Tile& tile, int g, I (&sums)[R][C]) {
         const LinearView& view = *tile.view;
-        QP_UNROLL
+        const int num_groups = view.num_groups();
+        const float* a = tile.activations->scales + int64_t{tile.token} * num_groups + g;
+        F w[C];
         for (int c = 0; c < C; ++c) {
             const size_t index = scale_index(tile, g) + c * V::W;
-            const F w = view.has_bf16_scales ? V::load_bf16(static_cast<const uint16_t*>(view.scales) + index)
-                                             : V::load(static_cast<const float*>(view.scales) + index);
+            w[c] = view.has_bf16_scales ? V::load_bf16(static_cast<const uint16_t*>(view.scales) + index)
+                                        : V::load(static_cast<const float*>(view.scales) + index);
+        }
+        float* totals = tile.totals;
+        QP_UNROLL
+        for (int r = 0; r < R; ++r) {
+            const F a_r = V::set(a[r * num_groups]);
             QP_UNROLL
-            for (int r = 0; r < R; ++r) {
-                const F a = V::set(tile.activations->scales[int64_t{tile.token + r} * view.num_groups() + g]);
-                float* total = tile.totals + r * kPanel + c * V::W;
-                V::store(total, V::add(V::load(total), V::mul(V::mul(V::to_float(sums[r][c]), w), a)));
+            for (int c = 0; c < C; ++c) {
+                float* total = totals + r * kPanel + c * V::W;
+                V::store(total, V::add(V::load(total), V::mul(V::mul(V::to_float(sums[r][c]), w[c]), a_r)));
             }
         }
     }
 
-    static inline __attribute__((always_inline)) void put_aside(const Tile& tile, I (&sums)[R][C]) {
+    QP_INLINE void take_up(const Tile& tile, I (&sums)[R][C]) {
+        QP_UNROLL
+        for (int r = 0; r < R; ++r) {
+            QP_UNROLL
+            for (int c = 0; c < C; ++c) sums[r][c] = V::iload(tile.unscaled + r * kPanel + c * V::W);
+        }
+    }
+
+    QP_INLINE void put_aside(const Tile& tile, I (&sums)[R][C]) {
         QP_UNROLL
         for (int r = 0; r < R; ++r) {
             QP_UNROLL
@@ -189,7 +214,8 @@ struct IntegerTile {
 
     static size_t scale_index(const Tile& tile, int g) {
         const LinearView& view = *tile.view;
-        return (size_t(tile.panel) * view.num_scales + g / view.groups_per_scale) * kPanel + tile.column;
+        const int s = view.groups_per_scale == 1 ? g : g / view.groups_per_scale;
+        return (size_t(tile.panel) * view.num_scales + s) * kPanel + tile.column;
     }
 };
 

@@ -10,7 +10,7 @@ namespace qp {
 struct Workspace {
     Aligned x;       // activations as the kernel reads them
     Aligned scales;  // of the activations, per token or per token and group
-    Aligned sums;    // of the integer activations, likewise
+    Aligned starts;  // of the sums of integer products, likewise
     std::vector<Aligned> scratch;  // per thread
 };
 
