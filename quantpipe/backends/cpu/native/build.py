@@ -1,9 +1,11 @@
 """Compiles the C++ sources beside this file into one shared library, once per machine. Loads nothing.
 
 Every ``isa_<name>.cpp`` is compiled for its own instruction set, the other units for any CPU of the architecture: which
-set runs is chosen when the library is loaded, so one file serves all CPUs of an architecture.
+set runs is chosen when the library is loaded. For the cache only those sets are compiled that this CPU has; a library
+to be shipped holds all of them, and runs on every CPU of the architecture.
 
-``python -m quantpipe.backends.cpu.native.build [FOLDER]`` compiles into FOLDER, or the cache, and prints the path.
+``python -m quantpipe.backends.cpu.native.build [FOLDER]`` makes the one for the cache, or one to be shipped in FOLDER,
+and prints its path.
 """
 
 import hashlib
@@ -17,6 +19,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from quantpipe.backends.cpu.native.instruction_sets import ISA_FLAGS, X86, runnable
 from quantpipe.cache import cache_folder
 from quantpipe.errors import QuantpipeError
 
@@ -29,17 +32,8 @@ FLAGS = (
     *("-ffp-contract=off", "-fno-math-errno", "-fvisibility-inlines-hidden"),
 )
 LINK_FLAGS = ("-shared", "-pthread", "-Wl,-Bsymbolic")
-_AVX2 = ("-mavx2", "-mfma", "-mf16c", "-mbmi2")
-# Ascending: of an inline function that several units hold the linker keeps the first, which must run anywhere.
-ISA_FLAGS: dict[str, tuple[str, ...]] = {
-    "scalar": (),
-    "avx2": _AVX2,
-    "avxvnni": (*_AVX2, "-mavxvnni"),
-    "avx512": (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni"),
-}
-X86 = ("x86_64", "AMD64")
 # Plain arithmetic is a yardstick, not meant to be fast: -O3 takes minutes to unroll its loops.
-YARDSTICK, YARDSTICK_FLAGS = "isa_scalar", ("-O1",)
+YARDSTICK, YARDSTICK_FLAGS = "scalar", ("-O1",)
 # Where the architecture or the compiler lacks an instruction set, its unit is compiled with this and offers nothing.
 ABSENT_FLAG = "-DQP_ISA_ABSENT"
 COMPILE_TIMEOUT_S = 600
@@ -51,17 +45,17 @@ class BuildError(QuantpipeError):
 
 def library_path() -> Path:
     """The library of these sources: the one shipped, else the cached one, else compiled now. BuildError if none."""
-    name = library_name()
-    folder = cache_folder() / "native"
-    for path in (PREBUILT / name, folder / name):
+    isas = runnable()
+    cached = cache_folder() / "native" / library_name(isas)
+    for path in (PREBUILT / library_name(), cached):
         if path.is_file():
             return path
-    return compile_library(folder / name)
+    return compile_library(cached, isas=isas)
 
 
-def library_name() -> str:
-    """A file name that changes with the sources, the flags and the architecture."""
-    digest = hashlib.sha256(repr((FLAGS, YARDSTICK_FLAGS, LINK_FLAGS, ISA_FLAGS)).encode())
+def library_name(isas: Sequence[str] = tuple(ISA_FLAGS)) -> str:
+    """A file name that changes with the sources, the flags, the architecture and the instruction sets."""
+    digest = hashlib.sha256(repr((FLAGS, YARDSTICK_FLAGS, LINK_FLAGS, [ISA_FLAGS[isa] for isa in isas])).encode())
     for path in sorted(SOURCES.iterdir()):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return f"quantpipe-{platform.system().lower()}-{platform.machine()}-{digest.hexdigest()[:16]}.so"
@@ -79,13 +73,14 @@ def find_compiler() -> str:
     raise BuildError(f"no C++ compiler was found; install one ({', '.join(COMPILERS)}) or set $CXX")
 
 
-def compile_library(target: Path, extra_flags: Sequence[str] = ()) -> Path:
+def compile_library(target: Path, extra_flags: Sequence[str] = (), isas: Sequence[str] = tuple(ISA_FLAGS)) -> Path:
     """Compile every unit, in parallel, and link them as ``target``, which appears whole or not at all."""
     compiler = find_compiler()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as folder:
-            built = _link(compiler, _compile_units(compiler, Path(folder), extra_flags), Path(folder), extra_flags)
+            objects = _compile_units(compiler, Path(folder), extra_flags, isas)
+            built = _link(compiler, objects, Path(folder), extra_flags)
             built.replace(target)
     except OSError as error:
         raise BuildError(
@@ -94,9 +89,11 @@ def compile_library(target: Path, extra_flags: Sequence[str] = ()) -> Path:
     return target
 
 
-def _compile_units(compiler: str, folder: Path, extra_flags: Sequence[str]) -> list[Path]:
+def _compile_units(compiler: str, folder: Path, extra_flags: Sequence[str], isas: Sequence[str]) -> list[Path]:
     def compile_unit(unit: Path) -> Path:
-        return _compile_unit(compiler, unit, folder / f"{unit.stem}.o", extra_flags)
+        flags = (*extra_flags, *_isa_flags(compiler, unit, isas))
+        _run([compiler, *FLAGS, *flags, "-c", str(unit), "-o", str(folder / f"{unit.stem}.o")], unit.name)
+        return folder / f"{unit.stem}.o"
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return list(pool.map(compile_unit, _units()))
@@ -110,18 +107,19 @@ def _units() -> list[Path]:
     )
 
 
-def _compile_unit(compiler: str, unit: Path, target: Path, extra_flags: Sequence[str]) -> Path:
-    isa_flags = ISA_FLAGS.get(unit.stem.removeprefix("isa_"), ())
-    level = YARDSTICK_FLAGS if unit.stem == YARDSTICK else ()
-    command = [compiler, *FLAGS, *level, *extra_flags, "-c", str(unit), "-o", str(target)]
-    if isa_flags and not _knows(compiler, isa_flags):
-        isa_flags = (ABSENT_FLAG,)
-    _run([*command, *isa_flags], unit.name)
-    return target
+def _isa_flags(compiler: str, unit: Path, isas: Sequence[str]) -> tuple[str, ...]:
+    isa = unit.stem.removeprefix("isa_")
+    if unit.stem == isa or isa not in ISA_FLAGS:
+        return ()
+    if isa not in isas or not _knows(compiler, ISA_FLAGS[isa]):
+        return (ABSENT_FLAG,)
+    return (*ISA_FLAGS[isa], *(YARDSTICK_FLAGS if isa == YARDSTICK else ()))
 
 
 def _knows(compiler: str, isa_flags: Sequence[str]) -> bool:
     """Whether this compiler has these instructions."""
+    if not isa_flags:
+        return True
     if platform.machine() not in X86:
         return False
     command = [compiler, *isa_flags, "-x", "c++", "-fsyntax-only", os.devnull]
