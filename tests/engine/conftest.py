@@ -6,6 +6,7 @@ block that was let go too early.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from types import SimpleNamespace
 
@@ -18,10 +19,9 @@ from torch import Tensor
 from quantpipe.backends.most_likely import most_likely
 from quantpipe.backends.protocol import BatchInput
 from quantpipe.engine import request
-from quantpipe.engine.draws import sample_seed
-from quantpipe.engine.sampled import Sampled
 from quantpipe.engine.sampler import sample
 from quantpipe.engine.sampling_params import SamplingParams
+from tests.engine.schedules import samples_of
 
 VOCAB = 31
 MAX_POSITIONS = 4096
@@ -173,20 +173,7 @@ def dense_samples(
     prompt_ids: Sequence[int], params: SamplingParams, eos_token_ids: Iterable[int] = (), form: Form = FULL
 ) -> list[tuple[int, ...]]:
     """What the same model generates for each of a seeded request's samples, one after the other, each alone."""
-    assert params.seed is not None
-    samples = []
-    for index in range(params.n):
-        sampled = Sampled(params, prompt_ids, sample_seed(params.seed, index), eos_token_ids)
-        token_ids: list[int] = []
-        while len(token_ids) < params.max_tokens:
-            [token_id] = sample(dense_logits([*prompt_ids, *token_ids], form).numpy()[None], [sampled])
-            assert token_id is not None
-            token_ids.append(token_id)
-            sampled.append(token_id)
-            if token_id in params.stop_token_ids or (token_id in eos_token_ids and not params.ignore_eos):
-                break
-        samples.append(tuple(token_ids))
-    return samples
+    return samples_of(partial(dense_logits, form=form), prompt_ids, params, eos_token_ids)
 
 
 def dense_logits(token_ids: Sequence[int], form: Form = FULL) -> Tensor:
@@ -202,6 +189,7 @@ def fake_model() -> SimpleNamespace:
         dense_greedy=dense_greedy,
         dense_samples=dense_samples,
         dense_logits=dense_logits,
+        visible_positions=visible_positions,
         vocab_size=VOCAB,
     )
 
