@@ -82,7 +82,7 @@ def schema(markdown: bool, calibration_set: bool) -> None:
 @click.option("--quiet", is_flag=True, help="Print the verdict only.")
 def run_command(recipe: Path, overrides: Sequence[str], quiet: bool) -> int:
     """Make what RECIPE describes and judge it. Exit code 0: released; 4: refused; 5: not enough data to tell."""
-    loaded = read_recipe(recipe, overrides)
+    loaded = read_recipe(recipe, overrides, needs_gate=True)
     reporter = open_reporter(quiet)
     from quantpipe.pipeline import run_recipe
 

@@ -130,7 +130,9 @@ class CalibrationSection(Section):
     @property
     def set_name(self) -> str:
         """What messages call the set."""
-        return self.set.name if isinstance(self.set, Path) else str(self.set.get("name", "the recipe's own set"))
+        return (
+            self.set.resolve().name if isinstance(self.set, Path) else str(self.set.get("name", "the recipe's own set"))
+        )
 
     @model_validator(mode="before")
     @classmethod
