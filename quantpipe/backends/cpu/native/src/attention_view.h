@@ -48,7 +48,7 @@ class View {
         Visible visible{start, {}, {}};
         for (int i = 0; i < kTiles; ++i) {
             const int64_t token = start + i * kTile, last = std::min(end_, token + kTile);
-            int64_t from = last, to = token;
+            int64_t from = token + kTile, to = token;
             for (const auto& [first, end] : intervals) {
                 if (std::max(first, token) >= std::min(end, last)) continue;
                 from = std::min(from, std::max(first, token));
