@@ -108,7 +108,7 @@ class MadeUpDrafter:
         self.rng = Random(0)
 
     def propose(self, wanted: list[tuple[Sequence, int]]) -> list[tuple[int, ...]]:
-        return [(2,) * self.rng.randint(0, num) for _, num in wanted]
+        return [(2,) * (num if self.right_frac == 0 else self.rng.randint(0, num)) for _, num in wanted]
 
     def forget(self, seq: Sequence) -> None:
         assert not seq.block_table
@@ -217,7 +217,8 @@ def check_budgets(scheduler: Scheduler, step: Step) -> None:
     assert sum(1 + seq.num_pending_forks for seq in scheduler.running) <= config.max_num_seqs
     num_own = [advance.num_tokens - len(advance.draft_ids) for advance in step.advances]
     assert all(1 <= num <= (config.max_prefill_chunk or 99) for num in num_own)
-    assert all(num_own[place] == 1 for place, advance in enumerate(step.advances) if advance.draft_ids)
+    guessing = [(num, advance) for num, advance in zip(num_own, step.advances, strict=True) if advance.draft_ids]
+    assert all(num == 1 and advance.start == advance.seq.num_tokens - 1 for num, advance in guessing)
     assert sum(len(advance.draft_ids) for advance in step.advances) <= MAX_SCORED_ROWS
     scored = [a for a in step.advances if a.seq.request.is_scored and a.start < a.seq.num_prompt_tokens]
     assert sum(a.num_logit_rows for a in scored if not a.has_sample) <= MAX_SCORED_ROWS
@@ -249,7 +250,7 @@ def check_blocks(scheduler: Scheduler, step: Step, everyone: list[Sequence]) -> 
 @given(arrivals, all_settings)
 def test_wrong_guesses_change_nobodys_schedule(arriving: list[Sequence], chosen: dict[str, Any]) -> None:
     """Where every guess is wrong, each step is what it would be without: order, tokens, blocks and preemptions."""
-    chosen |= {"has_prefix_cache": False, "target_step_s": None}
+    chosen |= {"has_prefix_cache": False, "target_step_s": None, "num_blocks": 15, "admission": "greedy"}
     twins = [deepcopy(seq) for seq in arriving]
     plain = simulation(arriving, **chosen | {"drafter": None})
     guessing = simulation(twins, **chosen | {"drafter": MadeUpDrafter(0.0)})

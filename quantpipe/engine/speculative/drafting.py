@@ -59,7 +59,8 @@ class Drafting:
     def _num_wanted(self, advance: Advance) -> int:
         """Only who decodes is guessed for: whose prompt is being read has rows of its own, or forks to come."""
         seq = advance.seq
-        if advance.num_tokens != 1 or advance.start < seq.num_prompt_tokens or not seq.takes_drafts:
+        is_decoding = advance.start >= seq.num_prompt_tokens and advance.start == seq.num_tokens - 1
+        if not is_decoding or not seq.takes_drafts:
             return 0
         # The last token is only chosen, never read.
         num_left = seq.request.params.max_tokens - seq.num_generated_tokens - 1

@@ -163,26 +163,32 @@ def test_not_a_number_behind_a_right_guess_fails_the_request_as_it_does_without(
     assert outputs[0][0] == unstopped[: unstopped.index(poison) + 1]
 
 
-def test_blocks_of_wrong_guesses_are_given_back_before_anybody_asks(fake_model: SimpleNamespace) -> None:
-    """A pool with room for both to their ends, but for no guess beyond: nobody is preempted for one."""
-    params = SamplingParams(max_tokens=13)
-    for wrong_frac in (0.0, 0.5, 1.0):
-        engine = guessing(
-            fake_model,
-            wrong_frac,
-            max_model_len=16,
-            num_kv_blocks=8,
-            max_num_seqs=2,
-            admission="reserve",
-            num_draft_tokens=9,
-        )
-        outputs = engine.generate([[1, 2, 3], [4, 5, 6]], params)
-        assert [output.token_ids for output in outputs] == [
-            fake_model.dense_greedy(prompt, 13) for prompt in ([1, 2, 3], [4, 5, 6])
-        ]
-        assert engine.stats().num_preemptions == 0
-        assert engine.stats().draft_tokens > 0
-        assert engine.stats().used_blocks == 0
+@pytest.mark.parametrize("wrong_frac", [None, 0.5, 1.0])
+def test_blocks_of_wrong_guesses_are_given_back_before_anybody_needs_them(
+    fake_model: SimpleNamespace, wrong_frac: float | None
+) -> None:
+    """The second prompt ends just before the first needs all of the pool; guesses of the first could take it before."""
+    config = dataclasses.replace(
+        CONFIG, max_model_len=16, num_kv_blocks=4, max_num_seqs=2, admission="greedy", num_draft_tokens=9
+    )
+    drafter = None if wrong_frac is None else fake_model.oracle(wrong_frac)
+    engine = Engine(fake_model.executor(), config, drafter=drafter)
+    long, short = SamplingParams(max_tokens=13), SamplingParams(max_tokens=4)
+    outputs = engine.generate([[1, 2, 3], [4, 5, 6]], [long, short])
+    assert outputs[0].token_ids == fake_model.dense_greedy([1, 2, 3], 13)
+    assert outputs[1].token_ids == fake_model.dense_greedy([4, 5, 6], 4)
+    assert (engine.stats().draft_tokens > 0) == (wrong_frac is not None)
+    assert engine.stats().num_preemptions == 0 or wrong_frac == 0.5  # right ones are tokens, which take their room
+
+
+def test_sequence_that_reads_its_own_tokens_again_one_by_one_is_not_guessed_for(fake_model: SimpleNamespace) -> None:
+    engine = guessing(
+        fake_model, 0.3, num_kv_blocks=8, max_model_len=32, max_prefill_chunk=1, admission="greedy", prefix_cache=False
+    )
+    prompts = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+    outputs = engine.generate(prompts, LONG)
+    assert engine.stats().num_preemptions > 0
+    assert [output.token_ids for output in outputs] == [fake_model.dense_greedy(prompt, 21) for prompt in prompts]
 
 
 def test_step_that_the_model_failed_on_leaves_no_block_of_guesses_behind(fake_model: SimpleNamespace) -> None:
