@@ -1,12 +1,15 @@
-"""The scripts in ``bench/`` that quantize: rows are legal recipes, and the driver runs unattended to its table."""
+"""The scripts in ``bench/`` run unattended to their tables; the rows of those that quantize are legal recipes."""
 
+import importlib
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from quantpipe.formats.kv_mode import KV_MODES
 from quantpipe.recipe.quantize_section import QuantizeSection
 
 ROOT = Path(__file__).parent.parent
@@ -66,3 +69,71 @@ def test_driver_judges_a_row_and_goes_on_after_one_that_fails(tiny_llama: Path, 
     assert judged["cost"]["cpu_s"] > 0 and 0.05 < judged["cost"]["peak_gb"] < 8
     assert judged["phases"]["bits_per_weight"] == pytest.approx(4.25, rel=0.01)  # each linear stores its shape too
     assert "| tiny_llama | rtn-absmax | quantpipe |" in done.stdout
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    rows = [f"2023-11-16 18:15:{46 + i % 9}.{i:07},{30 + 37 * i % 200},{4 + 13 * i % 40}" for i in range(9)]
+    path = tmp_path / "trace.csv"
+    path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]) + "\n", encoding="utf-8")
+    return path
+
+
+def table_of(
+    script: str, options: list[object], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> dict[str, list[str]]:
+    """What ``main`` of a script prints, by the first cell of each row."""
+    monkeypatch.setattr(sys, "argv", [script, *map(str, options)])
+    importlib.import_module(script).main()
+    rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    return {name: cells for name, *cells in rows[1:]}
+
+
+@pytest.mark.usefixtures("bench_modules")
+@pytest.mark.parametrize("is_measured", [False, True])
+def test_batching_modes_serves_a_trace_on_either_clock(
+    is_measured: bool,
+    trace: Path,
+    random_llama: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options: list[object] = [trace, "--num-requests", 9, "--scale", 0.2, "--max-model-len", 64, "--max-num-seqs", 3]
+    options += ["--static-wait-s", 0.01, *(["--model", random_llama(), "--threads", 1] if is_measured else [])]
+    table = table_of("batching_modes", options, monkeypatch, capsys)
+    assert list(table) == ["continuous", "dynamic", "static"]
+    assert all(float(tok_s) > 0 and 0 < int(efficiency[:-1]) <= 100 for tok_s, *_, efficiency in table.values())
+
+
+@pytest.mark.usefixtures("bench_modules")
+def test_reserving_the_longest_length_holds_the_least(
+    trace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [trace, "--num-requests", 9, "--load", 4, "--max-model-len", 512, "--scale", 1, "--pool-tokens", 1024]
+    table = table_of("kv_utilization", list(options), monkeypatch, capsys)
+    held = [int(of_pool[:-1]) for of_pool, *_ in table.values()]
+    assert len(held) == 4 and held[0] == min(held) < max(held)
+
+
+@pytest.mark.usefixtures("bench_modules")
+def test_a_trace_that_does_not_fit_is_refused(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from request_trace import read_trace  # type: ignore[import-not-found]
+
+    with pytest.raises(SystemExit, match="9 requests, 10 wanted"):
+        read_trace(trace, 10, 1.0, 4096)
+    with pytest.raises(SystemExit, match="lower --scale"):
+        read_trace(trace, 9, 1.0, 100)
+
+
+@pytest.mark.usefixtures("bench_modules")
+def test_what_is_known_of_a_prompt_and_what_modes_cost_is_measured_on_a_model(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--model", tiny_llama, "--system-tokens", 40, "--question-tokens", 8, "--repeats", 2]
+    times = table_of("prefix_cache", list(options), monkeypatch, capsys)
+    assert list(times) == ["off", "cold", "warm"]
+    options = ["--model", tiny_llama, "--text", ROOT / "README.md", "--num-windows", 2, "--window-tokens", 32]
+    modes = table_of("kv_dtypes", [*options, "--context-tokens", 64, "--chunk", 8], monkeypatch, capsys)
+    assert list(modes) == list(KV_MODES)
+    assert int(modes["int8_per_token_head"][1]) > 1.5 * int(modes["auto"][1])
+    assert float(modes["auto"][2]) == 0 < float(modes["int8_per_token_head"][2]) < 0.1
