@@ -17,6 +17,9 @@ from quantpipe.backends.cpu.native.structures import KV, Batch, Layer, Shape
 # Name -> (result, arguments). Arrays are addresses: what they hold is told in src/linear.h and src/plan.h.
 SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "qp_last_error": (c_char_p, []),
+    "qp_isa_name": (c_char_p, []),
+    "qp_isa_note": (c_char_p, []),
+    "qp_isa_select": (c_int32, [c_char_p]),
     "qp_linear_f32": (c_void_p, [c_int, c_int, c_void_p, c_void_p]),
     "qp_linear_bf16": (c_void_p, [c_int, c_int, c_void_p, c_void_p]),
     "qp_linear_w8a8": (c_void_p, [c_int, c_int, c_void_p, c_void_p, c_void_p, c_float]),
@@ -32,6 +35,12 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "qp_plan_times": (None, [c_void_p, POINTER(c_double)]),
     "qp_plan_bytes": (c_int64, [c_void_p]),
     "qp_kv_block_bytes": (c_int64, [c_int32] * 5),
+    "qp_attention_apply": (
+        c_int32,
+        [POINTER(Layer), c_int32, c_void_p, c_float, POINTER(Batch), POINTER(KV), c_void_p, c_void_p, c_int32],
+    ),
+    "qp_gate_apply": (None, [c_int32, c_void_p, c_void_p, c_int32]),
+    "qp_argmax_apply": (c_int64, [c_void_p, c_int64]),
 }
 
 

@@ -273,6 +273,7 @@ int32_t qp_attention_apply(const qp_layer* given, int32_t num_pairs, const doubl
         if (wrong.empty()) qp::add_layer(plan, qp::layer_of(plan, *given));
         if (wrong.empty()) wrong = qp::wrong_step(plan, *batch, *kv);
         if (!wrong.empty()) return wrong;
+        plan.has_written_not_finite = true;   // the cache comes from elsewhere
         qp::Step step{plan, *batch, *kv};
         qp::attention_part(step, qkv, attended);
         return {};

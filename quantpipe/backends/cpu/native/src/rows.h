@@ -95,6 +95,7 @@ void gate_rows(int activation, float* gate, const float* up, int64_t ld, int64_t
     }
 }
 
+// Not fused, so that keys get the codes that plain float32 arithmetic gives them.
 template <class S>
 void turn_heads(float* x, int num_heads, int head_dim, int num_pairs, const float* cos_sin) {
     constexpr int W = S::W;
@@ -106,7 +107,7 @@ void turn_heads(float* x, int num_heads, int head_dim, int num_pairs, const floa
             const typename S::F a = S::load(x + i), b = S::load(second + i);
             const typename S::F c = S::load(cos + i), s = S::load(sin + i);
             S::store(x + i, S::sub(S::mul(a, c), S::mul(b, s)));
-            S::store(second + i, S::fma(a, s, S::mul(b, c)));
+            S::store(second + i, S::add(S::mul(b, c), S::mul(a, s)));
         }
         for (; i < num_pairs; ++i) {
             const float a = x[i], b = second[i];
