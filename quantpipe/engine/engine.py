@@ -333,11 +333,15 @@ class Engine:
         )
 
     def _count(self, step: Step, step_s: float) -> None:
-        self._counters.count_step(sum(advance.num_tokens for advance in step.advances), len(step.copies), step_s)
-        for advance in step.advances:
-            seq = advance.seq
-            self._counters.prompt_tokens += max(0, min(advance.end, seq.num_prompt_tokens) - seq.num_seen_tokens)
-            self._counters.draft_tokens += len(advance.draft_ids)
+        num_tokens = num_prompt_tokens = num_drafted = 0
+        for seq, start, num_own, _, draft_ids in step.advances:
+            num_tokens += num_own
+            num_drafted += len(draft_ids)
+            if seq.num_seen_tokens < seq.num_prompt_tokens:
+                num_prompt_tokens += max(0, min(start + num_own, seq.num_prompt_tokens) - seq.num_seen_tokens)
+        self._counters.prompt_tokens += num_prompt_tokens
+        self._counters.draft_tokens += num_drafted
+        self._counters.count_step(num_tokens, len(step.copies), step_s)
 
     def _flush(self, outputs: list[StepOutput]) -> list[StepOutput]:
         flushed, self._undelivered = self._undelivered + outputs, []

@@ -159,6 +159,7 @@ class Sequence:
     Behind its sink blocks, ``block_table`` lacks ``num_dropped_blocks``: nothing can see their tokens any more.
     ``gap`` are tokens (first, end) that need not be read when it comes to them, for the same reason.
 
+    From ``plain_from`` tokens on, nothing of the logits is wanted but where they are largest; None: always more.
     ``takes_drafts`` is whether tokens may be guessed for it: not once there was none to choose with guesses behind it.
     """
 
@@ -183,10 +184,14 @@ class Sequence:
     takes_drafts: bool = True
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    plain_from: int | None = field(init=False, repr=False)
     _sampled: Sampled = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._sampled = Sampled(self.request.params, self.request.prompt_ids, self.seed, self.eos_token_ids)
+        params = self.request.params
+        self._sampled = Sampled(params, self.request.prompt_ids, self.seed, self.eos_token_ids)
+        is_plain = self._sampled.is_plain and params.logprobs is None and not self.request.is_scored
+        self.plain_from = self.num_prompt_tokens + params.min_tokens if is_plain else None
 
     def sampled(self) -> Sampled:
         """What the next token depends on besides its logits. Takes as long as what was appended since the last call."""
@@ -196,7 +201,7 @@ class Sequence:
 
     @property
     def pending_forks(self) -> "tuple[Sequence, ...]":
-        return self.forks[len(self.forks) - self.num_pending_forks :]
+        return self.forks[len(self.forks) - self.num_pending_forks :] if self.num_pending_forks else ()
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -5,13 +5,13 @@ Changes no sequence: what came out is returned, and the engine decides what it m
 Shapes: R rows whose logits are wanted, V vocabulary.
 """
 
-from dataclasses import dataclass, replace
 from itertools import islice
+from typing import NamedTuple
 
 from quantpipe.backends.protocol import Executor, KVCache
 from quantpipe.engine import sampler
 from quantpipe.engine.attention_window import AttentionWindow
-from quantpipe.engine.batch import build_batch
+from quantpipe.engine.batch_builder import BatchBuilder
 from quantpipe.engine.greedy import wants_most_likely
 from quantpipe.engine.request import TokenLogprob
 from quantpipe.engine.sampler import Floats
@@ -24,8 +24,7 @@ NO_TOKEN_LEFT = (
 )
 
 
-@dataclass(frozen=True)
-class Advanced:
+class Advanced(NamedTuple):
     """What one sequence got out of a step: new tokens, none while its prompt is being read.
 
     Of guessed ones the first ``num_accepted`` proved right. ``is_undecided`` says that there was no token to choose
@@ -53,13 +52,13 @@ class ModelRunner:
     def __init__(self, executor: Executor, kv_cache: KVCache, window: AttentionWindow) -> None:
         self.executor = executor
         self.kv_cache = kv_cache
-        self._window = window
+        self._batches = BatchBuilder(window)
         self._due_copies: list[tuple[tuple[int, int], ...]] = []
 
     def run(self, step: Step) -> list[Advanced]:
         """One entry per sequence of the step, in its order."""
         self._copy(step)
-        batch = build_batch(step, self._window)
+        batch = self._batches.build(step)
         if wants_most_likely(step):
             return _take(self.executor.forward_greedy(batch, self.kv_cache).tolist(), step)
         logits_RV = self.executor.forward(batch, self.kv_cache).numpy()
@@ -95,8 +94,9 @@ def _take(token_ids_R: list[int], step: Step) -> list[Advanced]:
         if token_id < 0:
             advanced.append(Advanced(error=UNUSABLE_LOGITS, is_nonfinite=True))
             continue
-        forks = tuple(Advanced((token_id,)) for _ in advance.seq.pending_forks)
-        advanced.append(Advanced((token_id,), forks=forks))
+        own = Advanced((token_id,))
+        num_forks = advance.seq.num_pending_forks
+        advanced.append(own._replace(forks=(own,) * num_forks) if num_forks else own)
     return advanced
 
 
@@ -169,13 +169,13 @@ def _read_off(logits_RV: Floats, advance: Advance, chosen: list[int | None]) -> 
     first = advance.end - advance.num_logit_rows
     num_prompt_rows = min(advance.end, seq.num_prompt_tokens) - first if seq.request.is_scored else 0
     if num_prompt_rows <= 0:
-        return replace(own, forks=tuple(forks)) if forks else own
+        return own._replace(forks=tuple(forks)) if forks else own
     prompt_logprobs: list[TokenLogprob] = []
     if params.prompt_logprobs is not None:
         next_ids = seq.request.prompt_ids[first + 1 : first + 1 + num_prompt_rows]
         prompt_logprobs = sampler.token_logprobs(logits_RV[: len(next_ids)], next_ids, params.prompt_logprobs)
     sink_failure = _deliver(logits_RV[:num_prompt_rows], advance, first)
-    return replace(own, prompt_logprobs=tuple(prompt_logprobs), sink_failure=sink_failure, forks=tuple(forks))
+    return own._replace(prompt_logprobs=tuple(prompt_logprobs), sink_failure=sink_failure, forks=tuple(forks))
 
 
 def _deliver(logits_RV: Floats, advance: Advance, first: int) -> Exception | None:

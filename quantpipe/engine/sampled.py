@@ -47,6 +47,11 @@ class Sampled:
         return self.params.temperature == 0
 
     @property
+    def is_plain(self) -> bool:
+        """Whether each token is the one with the largest logit, once there are ``min_tokens``."""
+        return self.is_greedy and self._counts is None and len(self._bias) == 0
+
+    @property
     def is_adjusted(self) -> bool:
         """Whether ``adjust`` would change anything."""
         return self._counts is not None or len(self._bias) > 0 or self.num_generated < self.params.min_tokens
