@@ -14,6 +14,17 @@
 namespace qp {
 namespace {
 
+// How far ahead of its use a weight is asked for, in bytes.
+constexpr int kAhead = 2048;
+
+
+// For one token every weight is read once, and the CPU alone does not look beyond a page. The end of the weights may lie
+// before what is asked for, which does no harm.
+inline __attribute__((always_inline)) void prefetch_ahead(const uint8_t* words) {
+    __builtin_prefetch(words + kAhead);
+    __builtin_prefetch(words + kAhead + 64);
+}
+
 struct Tile {
     const LinearView* view;
     const Activations* activations;
@@ -42,6 +53,7 @@ struct FloatTile {
             for (int c = 0; c < C; ++c) sums[r][c] = V::zero();
         }
         for (int k = tile.first_k; k < tile.end_k; k += Source::kWordK) {
+            if constexpr (R == 1) prefetch_ahead(words);
             QP_UNROLL
             for (int s = 0; s < Source::kSteps; ++s) {
                 F w[C];
@@ -114,6 +126,7 @@ struct IntegerTile {
 
     template <bool InEighths>
     QP_INLINE void add_word(Stretch& stretch, I (&sums)[R][C]) {
+        if constexpr (R == 1) prefetch_ahead(stretch.words);
         QP_UNROLL
         for (int s = 0; s < Source::kSteps; ++s) {
             I w[C];
