@@ -16,6 +16,7 @@ import click
 
 from quantpipe import __version__
 from quantpipe.cache import cache_folder
+from quantpipe.cli_bench import bench
 from quantpipe.cli_calibrate import calibrate
 from quantpipe.cli_options import open_reporter, read_recipe, recipe_arguments
 from quantpipe.cli_traceback import one_line, traceback_text
@@ -50,6 +51,7 @@ def commands(session: Session, debug: bool) -> None:
 
 
 commands.add_command(calibrate)
+commands.add_command(bench)
 
 
 @commands.command()

@@ -192,7 +192,8 @@ class Engine:
         If the model raises, nothing has advanced and no output is lost. If a prompt logits sink raises, its request
         is dropped, the error passes through, and the next call returns what the others got in this step.
         """
-        step = self._scheduler.schedule(time.monotonic())
+        called_s = time.monotonic()
+        step = self._scheduler.schedule(called_s)
         if not step.advances:
             if step.wait_s > 0:
                 time.sleep(min(step.wait_s, MAX_WAIT_S))
@@ -202,7 +203,8 @@ class Engine:
         started_s = time.monotonic()
         with torch.inference_mode():
             advanced = self._runner.run(step)
-        self._count(step, time.monotonic() - started_s)
+        computed_s = time.monotonic()
+        self._count(step, computed_s - started_s)
         failed = [advance.seq for advance, got in zip(step.advances, advanced, strict=True) if got.error is not None]
         # Before the commit, to which guesses count that have become tokens.
         endings = [
@@ -214,6 +216,8 @@ class Engine:
         for advance, got, ending in zip(step.advances, advanced, endings, strict=True):
             outputs += self._update(advance.seq, got, ending)
         flushed = self._flush(outputs)
+        self._runner.times.scheduler_s += started_s - called_s
+        self._runner.times.update_s += time.monotonic() - computed_s
         self._raise_sink_failure(step.advances, advanced, flushed)
         self._check_idle_pool(flushed)
         return flushed
@@ -266,6 +270,10 @@ class Engine:
             padded_context_tokens=read - read_before,
             **asdict(self._counters),
         )
+
+    def step_times_s(self) -> dict[str, float]:
+        """Seconds of all steps since the engine was opened, by part."""
+        return self._runner.times.by_part(self._runner.executor.step_times_s)
 
     def _update(self, seq: Sequence, got: Advanced, ending: tuple[int, FinishReason | None]) -> list[StepOutput]:
         """What a sequence got, and the forks that begin here; nothing is said while a prompt is being read.

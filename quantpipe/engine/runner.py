@@ -5,6 +5,7 @@ Changes no sequence: what came out is returned, and the engine decides what it m
 Shapes: R rows whose logits are wanted, V vocabulary.
 """
 
+import time
 from itertools import islice
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from quantpipe.engine.request import TokenLogprob
 from quantpipe.engine.sampler import Floats
 from quantpipe.engine.scheduler import Advance, Step
 from quantpipe.engine.speculative.verify import Verification, verify
+from quantpipe.engine.step_times import StepTimes
 
 UNUSABLE_LOGITS = "model: logits are not finite; the weights or activations overflow on this input"
 NO_TOKEN_LEFT = (
@@ -53,25 +55,26 @@ class ModelRunner:
         self.executor = executor
         self.kv_cache = kv_cache
         self._batches = BatchBuilder(window)
+        self.times = StepTimes()
         self._due_copies: list[tuple[tuple[int, int], ...]] = []
 
     def run(self, step: Step) -> list[Advanced]:
         """One entry per sequence of the step, in its order."""
+        started_s = time.perf_counter()
         self._copy(step)
         batch = self._batches.build(step)
+        built_s = time.perf_counter()
         if wants_most_likely(step):
-            return _take(self.executor.forward_greedy(batch, self.kv_cache).tolist(), step)
-        logits_RV = self.executor.forward(batch, self.kv_cache).numpy()
-        verified = _verify(logits_RV, step)
-        advanced, first = [], 0
-        for advance, chosen in zip(step.advances, _sample(logits_RV, step), strict=True):
-            rows_RV = logits_RV[first : first + advance.num_logit_rows]
-            first += advance.num_logit_rows
-            if advance.draft_ids:
-                advanced.append(_read_verified(rows_RV, advance, verified.pop(0)))
-                continue
-            error = _error(rows_RV, advance, chosen)
-            advanced.append(_read_off(rows_RV, advance, chosen) if error is None else error)
+            token_ids = self.executor.forward_greedy(batch, self.kv_cache).tolist()
+            computed_s = time.perf_counter()
+            advanced = _take(token_ids, step)
+        else:
+            logits_RV = self.executor.forward(batch, self.kv_cache).numpy()
+            computed_s = time.perf_counter()
+            advanced = _choose(logits_RV, step)
+        self.times.batch_s += built_s - started_s
+        self.times.model_s += computed_s - built_s
+        self.times.sampling_s += time.perf_counter() - computed_s
         return advanced
 
     def _copy(self, step: Step) -> None:
@@ -97,6 +100,21 @@ def _take(token_ids_R: list[int], step: Step) -> list[Advanced]:
         own = Advanced((token_id,))
         num_forks = advance.seq.num_pending_forks
         advanced.append(own._replace(forks=(own,) * num_forks) if num_forks else own)
+    return advanced
+
+
+def _choose(logits_RV: Floats, step: Step) -> list[Advanced]:
+    """What the sequences of a step get out of these logits."""
+    verified = _verify(logits_RV, step)
+    advanced, first = [], 0
+    for advance, chosen in zip(step.advances, _sample(logits_RV, step), strict=True):
+        rows_RV = logits_RV[first : first + advance.num_logit_rows]
+        first += advance.num_logit_rows
+        if advance.draft_ids:
+            advanced.append(_read_verified(rows_RV, advance, verified.pop(0)))
+            continue
+        error = _error(rows_RV, advance, chosen)
+        advanced.append(_read_off(rows_RV, advance, chosen) if error is None else error)
     return advanced
 
 
