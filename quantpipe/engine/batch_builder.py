@@ -41,7 +41,7 @@ class BatchBuilder:
         token_ids_T, positions_T, slots_T = (
             tensor.numpy() for tensor in (last.token_ids_T, last.positions_T, last.slot_mapping_T)
         )
-        token_ids_T[:] = [advance.seq.token_ids[-1] for advance in advances]
+        token_ids_T[:] = [advance.seq.token_ids[advance.start] for advance in advances]
         positions_T += 1
         slots_T += 1
         table_SB = last.block_table_SB

@@ -95,3 +95,11 @@ def test_step_that_failed_is_built_anew(
         engine.step()
     assert engine.take_output("a").token_ids == fake_model.dense_greedy([1, 2, 3], 12)
     assert compared["anew"] == 3  # the prompt, the first token behind it, and the step that was taken again
+
+
+def test_scored_prompt_that_is_read_a_token_at_a_time_is_read_in_order(
+    compared: dict[str, int], fake_model: SimpleNamespace
+) -> None:
+    config = EngineConfig(max_num_seqs=1, max_num_batched_tokens=1, block_size=4, max_model_len=64)
+    [output] = Engine(fake_model.executor(), config).generate([[1, 2, 3, 4, 5, 6]], SamplingParams(prompt_logprobs=0))
+    assert output.token_ids == fake_model.dense_greedy([1, 2, 3, 4, 5, 6], 16)
