@@ -24,7 +24,7 @@ constexpr int kMaxDirectRows = 12;
 
 // Queries as the keys are multiplied with them.
 struct Queries {
-    float* rows;    // [rows, D]; dimensions that share a byte as keys are one after the other
+    float* rows;    // [rows, D]
     float* sums;    // [rows], for the minima of keys
     float* scores;  // [rows, kSpan]
 };
@@ -59,6 +59,9 @@ class Attention {
              start = view_.next_span(start + kSpan)) {
             const Visible visible = view_.visible_from(start);
             if (!visible.any()) continue;
+            for (int i = 0; i < kTiles; ++i) {
+                if (visible.has(i)) places_[i] = place_of(task_, start + i * kTile);
+            }
             prefetch_from(view_.next_span(start + kSpan));
             score(visible);
             for (int r = 0; r < num_rows_; ++r) soften(r);
@@ -69,17 +72,12 @@ class Attention {
 
    private:
     void load_queries(const float* query, int64_t ld, const Queries& queries) const {
-        const bool in_pairs = keys_.kind() == QP_KV_INT4;
         const float scale = task_.softmax_scale * (keys_.kind() == QP_KV_INT8_STATIC ? task_.key_scale : 1.0f);
-        const int half = dim_ / 2;
         for (int r = 0; r < num_rows_; ++r) {
             const float* from = query + r / task_.num_heads * ld + r % task_.num_heads * dim_;
             float *to = queries.rows + int64_t{r} * dim_, sum = 0;
-            for (int d = 0; d < dim_; ++d) {
-                const float value = from[d] * scale;
-                to[!in_pairs ? d : 2 * (d % half) + (d >= half)] = value;
-                sum += value;
-            }
+            for (int d = 0; d < dim_; ++d) to[d] = from[d] * scale;
+            for (int d = 0; keys_.kind() == QP_KV_INT4 && d < dim_; ++d) sum += to[d];
             queries.sums[r] = sum;
         }
     }
@@ -91,8 +89,9 @@ class Attention {
     void prefetch_from(int64_t start) const {
         if (num_rows_ > kMaxDirectRows || !keys_.in_tiles()) return;
         for (int64_t token = start; token < std::min(view_.end(), start + kSpan); token += kTile) {
-            keys_.prefetch(token);
-            values_.prefetch(token);
+            const Place place = place_of(task_, token);
+            keys_.prefetch(place);
+            values_.prefetch(place);
         }
     }
 
@@ -106,16 +105,34 @@ class Attention {
         }
     }
 
+    void widen_keys(const Visible& visible, int tile, float* wide) const {
+        if (keys_.in_tiles()) return widen_key_tile<S>(keys_, places_[tile], wide);
+        std::memset(wide, 0, sizeof(float) * dim_ * kTile);
+        for (int i = visible.first[tile]; i < visible.end[tile]; ++i) {
+            widen_key(keys_, place_of(task_, visible.start + tile * kTile + i), dim_, i, wide);
+        }
+    }
+
+    // What no row sees stays as it was.
+    void widen_values(const Visible& visible, int tile, float* wide) const {
+        const bool in_vectors = values_.code_width() % S::W == 0 && dim_ == ld_ && values_.kind() != QP_KV_F32;
+        if (values_.in_tiles() && in_vectors) {
+            return widen_value_tile<S>(values_, places_[tile], visible.end[tile], dim_, wide);
+        }
+        for (int i = visible.first[tile]; i < visible.end[tile]; ++i) {
+            widen_value(values_, place_of(task_, visible.start + tile * kTile + i), dim_, wide + i * ld_);
+        }
+    }
+
     void score(const Visible& visible) {
         const bool direct = is_direct(keys_);
         KeyTiles tiles{{}, kTile * int64_t{4}, dim_};
         if (direct) tiles.stride = keys_.row_stride(), tiles.num_rows = keys_.code_width();
         for (int i = 0; i < kTiles; ++i) {
             if (!visible.has(i)) continue;
-            const int64_t token = visible.start + i * kTile;
             float* wide = wide_keys_ + int64_t{i} * kTile * dim_;
-            if (!direct) widen_keys<S>(keys_, token, visible.first[i], visible.end[i], dim_, wide);
-            tiles.tile[i] = direct ? keys_.tile(token) : reinterpret_cast<const uint8_t*>(wide);
+            if (!direct) widen_keys(visible, i, wide);
+            tiles.tile[i] = direct ? keys_.at(places_[i]) : reinterpret_cast<const uint8_t*>(wide);
         }
         const int kind = direct ? keys_.kind() : QP_KV_F32;
         load_parameters(keys_, visible);
@@ -151,12 +168,17 @@ class Attention {
 
     // Tokens that no row sees get 0.
     void load_parameters(const HeadCodes& codes, const Visible& visible) {
-        if (codes.kind() != QP_KV_INT8 && codes.kind() != QP_KV_INT4) return;
-        for (int t = 0; t < kSpan; ++t) scales_[t] = minima_[t] = 0;
+        if (!codes.has_parameters()) return;
         for (int i = 0; i < kTiles; ++i) {
-            if (!visible.has(i)) continue;
-            codes.parameters(visible.start + i * kTile, visible.first[i], visible.end[i], scales_ + i * kTile,
-                             minima_ + i * kTile);
+            float *scales = scales_ + i * kTile, *minima = minima_ + i * kTile;
+            if (visible.has(i) && codes.in_tiles()) {
+                codes.tile_parameters<S>(places_[i], visible.first[i], visible.end[i], scales, minima);
+                continue;
+            }
+            for (int t = 0; t < kTile; ++t) scales[t] = minima[t] = 0;
+            for (int t = visible.first[i]; t < visible.end[i]; ++t) {
+                codes.token_parameters(place_of(task_, visible.start + i * kTile + t), scales + t, minima + t);
+            }
         }
     }
 
@@ -165,8 +187,9 @@ class Attention {
         if (!task_.may_hold_not_finite || codes.kind() != QP_KV_INT8_STATIC) return;
         for (int i = 0; i < kTiles; ++i) {
             for (int t = visible.first[i]; t < visible.end[i]; ++t) {
+                const Place place = place_of(task_, visible.start + i * kTile + t);
                 for (int d = 0; d < dim_; ++d) {
-                    if (codes.code(visible.start + i * kTile + t, d) == kNotFiniteCode) fn(i * kTile + t, d);
+                    if (codes.code(place, d) == kNotFiniteCode) fn(i * kTile + t, d);
                 }
             }
         }
@@ -230,10 +253,9 @@ class Attention {
             float* wide = wide_values_ + i * kTile * ld_;
             tiles.tile[i] = reinterpret_cast<const uint8_t*>(wide);
             if (!visible.has(i)) continue;
-            const int64_t token = visible.start + i * kTile;
             tiles.first[i] = visible.first[i], tiles.end[i] = visible.end[i];
-            if (direct) tiles.tile[i] = values_.tile(token);
-            else widen_values<S>(values_, token, visible.first[i], visible.end[i], dim_, wide);
+            if (direct) tiles.tile[i] = values_.at(places_[i]);
+            else widen_values(visible, i, wide);
         }
         for_row_groups([&](int first, int count) {
             weigh_function<S>(direct ? values_.kind() : QP_KV_F32, count)(
@@ -268,6 +290,7 @@ class Attention {
     int64_t ld_;
     int num_rows_;
     HeadCodes keys_, values_;
+    Place places_[kTiles] = {};   // of the visible tiles of a span
     Queries queries_, sink_queries_{};
     float *sums_, *largest_, *totals_;
     float *scales_, *minima_;   // of the tokens of a span: of keys, then of values

@@ -19,8 +19,7 @@ constexpr int kTile = 16;
 constexpr int kTiles = kSpan / kTile;
 constexpr int kMaxTileRows = 6;   // their sums stay in registers
 
-// Reads W codes, of which `row` holds some, as floats. kParts codes share a byte; rows then hold dimension c, then
-// c + D / 2.
+// Reads W codes of a row as floats. Where kParts codes share a byte, part 0 is dimension c and part 1 c + D / 2.
 template <class S>
 struct FloatCodes {
     static constexpr int kParts = 1;
@@ -45,7 +44,9 @@ struct NibbleCodes {
     template <int kPart>
     static typename S::F load(const uint8_t* row, int first) {
         const typename S::I bytes = S::load_u8(row + first);
-        return S::to_float(kPart == 0 ? S::iand(bytes, S::iset(15)) : S::template shift_right<4>(bytes));
+        // Two shifts instead of a mask, which would take a register away from the sums.
+        if constexpr (kPart == 0) return S::to_float(S::template shift_right<28>(S::template shift_left<28>(bytes)));
+        return S::to_float(S::template shift_right<4>(bytes));
     }
 };
 
@@ -61,20 +62,40 @@ struct ValueTiles {
     int64_t stride;                   // bytes from one token to the next
 };
 
+// acc[m][n] += a(m) * b(n), with the fewer of the factors in registers beside the sums.
+template <class S, int M, int N, class A, class B>
+inline void add_products(A&& a, B&& b, typename S::F (&acc)[M][N]) {
+    using F = typename S::F;
+    if constexpr (M < N) {
+        F held[M];
+#pragma GCC unroll 16
+        for (int m = 0; m < M; ++m) held[m] = a(m);
+#pragma GCC unroll 16
+        for (int n = 0; n < N; ++n) {
+            const F other = b(n);
+#pragma GCC unroll 16
+            for (int m = 0; m < M; ++m) acc[m][n] = S::fma(held[m], other, acc[m][n]);
+        }
+        return;
+    }
+    F held[N];
+#pragma GCC unroll 16
+    for (int n = 0; n < N; ++n) held[n] = b(n);
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m) {
+        const F other = a(m);
+#pragma GCC unroll 16
+        for (int n = 0; n < N; ++n) acc[m][n] = S::fma(other, held[n], acc[m][n]);
+    }
+}
+
 // acc += query times one part of the codes of a row.
 template <class S, class Codes, int kPart, int M, int NT>
 inline void score_row(const float* query, int64_t ld, const uint8_t* const* tiles, int64_t at,
                       typename S::F (&acc)[M][NT * kTile / S::W]) {
-    constexpr int NV = kTile / S::W, N = NT * NV;
-    typename S::F key[N];
-#pragma GCC unroll 16
-    for (int n = 0; n < N; ++n) key[n] = Codes::template load<kPart>(tiles[n / NV] + at, n % NV * S::W);
-#pragma GCC unroll 16
-    for (int m = 0; m < M; ++m) {
-        const typename S::F q = S::set(query[m * ld]);
-#pragma GCC unroll 16
-        for (int n = 0; n < N; ++n) acc[m][n] = S::fma(q, key[n], acc[m][n]);
-    }
+    constexpr int NV = kTile / S::W;
+    add_products<S>([&](int m) { return S::set(query[m * ld]); },
+                    [&](int n) { return Codes::template load<kPart>(tiles[n / NV] + at, n % NV * S::W); }, acc);
 }
 
 // scores[m][tile * 16 + token] = query[m] . codes, for NT tiles.
@@ -88,9 +109,10 @@ template <class S, class Codes, int M, int NT>
 #pragma GCC unroll 16
         for (int n = 0; n < N; ++n) acc[m][n] = S::zero();
     }
-    for (int row = 0; row < num_rows; ++row, query += Codes::kParts) {
-        score_row<S, Codes, 0, M, NT>(query, ld, tiles, row * stride, acc);
-        if constexpr (Codes::kParts == 2) score_row<S, Codes, 1, M, NT>(query + 1, ld, tiles, row * stride, acc);
+    for (int row = 0; row < num_rows; ++row) score_row<S, Codes, 0, M, NT>(query++, ld, tiles, row * stride, acc);
+    // One part after the other: bytes kept for both would take registers away from the sums.
+    for (int row = 0; Codes::kParts == 2 && row < num_rows; ++row) {
+        score_row<S, Codes, Codes::kParts - 1, M, NT>(query++, ld, tiles, row * stride, acc);
     }
 #pragma GCC unroll 16
     for (int m = 0; m < M; ++m) {
@@ -137,15 +159,9 @@ template <class S, class Codes, int kPart, int M, int NV>
     for (int i = 0; i < kTiles; ++i) {
         const uint8_t* row = values.tile[i] + values.first[i] * values.stride;
         for (int token = values.first[i]; token < values.end[i]; ++token, row += values.stride) {
-            typename S::F value[NV];
-#pragma GCC unroll 16
-            for (int n = 0; n < NV; ++n) value[n] = Codes::template load<kPart>(row, first + n * S::W);
-#pragma GCC unroll 16
-            for (int m = 0; m < M; ++m) {
-                const typename S::F weight = S::set(weights[m * kSpan + i * kTile + token]);
-#pragma GCC unroll 16
-                for (int n = 0; n < NV; ++n) acc[m][n] = S::fma(weight, value[n], acc[m][n]);
-            }
+            const float* weight = weights + i * kTile + token;
+            add_products<S>([&](int m) { return S::set(weight[m * kSpan]); },
+                            [&](int n) { return Codes::template load<kPart>(row, first + n * S::W); }, acc);
         }
     }
 #pragma GCC unroll 16
