@@ -49,7 +49,7 @@ class NativeExecutor:
 
     @property
     def supports_windows(self) -> bool:
-        return False
+        return True
 
     @property
     def context_tokens(self) -> tuple[int, int]:
