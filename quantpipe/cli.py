@@ -169,6 +169,16 @@ def verify(artifact: Path) -> int:
 @click.option(
     "--num-draft-tokens", default=4, show_default=True, type=click.IntRange(min=1), help="Most guesses in a step."
 )
+@click.option(
+    "--window-tokens", type=click.IntRange(min=16), help="Tokens that each layer looks back on: text without end."
+)
+@click.option(
+    "--sink-tokens",
+    default=0,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="First tokens that stay in sight of such a window, such as 4.",
+)
 @click.option("--num-threads", type=click.IntRange(min=1), help="CPU threads. Default: all cores.")
 @click.option(
     "--activations",
@@ -193,6 +203,8 @@ def serve(
     prefix_cache: bool,
     speculative: str,
     num_draft_tokens: int,
+    window_tokens: int | None,
+    sink_tokens: int,
     num_threads: int | None,
     activations: "Activations",
     skip_verify: bool,
@@ -213,6 +225,8 @@ def serve(
         prefix_cache=prefix_cache,
         speculative=speculative,
         num_draft_tokens=num_draft_tokens,
+        window_tokens=window_tokens,
+        sink_tokens=sink_tokens,
         num_threads=num_threads,
         activations=activations,
     )

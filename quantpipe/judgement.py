@@ -150,6 +150,8 @@ def engine_config(recipe: Recipe, kv_dtype: str | None = None) -> EngineConfig:
         target_step_s=section.target_step_s,
         speculative=section.speculative,
         num_draft_tokens=section.num_draft_tokens,
+        window_tokens=section.window_tokens,
+        sink_tokens=section.sink_tokens,
         num_threads=section.num_threads,
         activations=section.activations,
     )

@@ -40,6 +40,8 @@ def test_every_engine_setting_of_a_recipe_reaches_the_engine(tmp_path: Path) -> 
         "target_step_s": 0.25,
         "speculative": "ngram",
         "num_draft_tokens": 7,
+        "window_tokens": 64,
+        "sink_tokens": 5,
         "activations": "int8",
         "num_threads": 2,
     }

@@ -48,7 +48,8 @@ class PrefixCache:
     """Full blocks by content. Lives as long as the pool whose blocks it describes.
 
     An equal block is registered once: a sequence that computed it again is given the one already there. So whoever
-    holds a registered block holds every one before it, and none of them is evicted under its successors.
+    holds a registered block holds every one before it, and none of them is evicted under its successors; but where a
+    window has passed some. Whatever followed one that was evicted is not found any more, and evicted in its turn.
     """
 
     def __init__(self, pool: BlockPool, block_size: int, block_hash: BlockHash = chain_hash) -> None:

@@ -37,6 +37,7 @@ def find_conflicts(data: Mapping[str, Any], folder: Path) -> Iterator[Problem]:
     yield from _data_problems(data, folder)
     yield from _budget_problems(data)
     yield from _memory_problems(data)
+    yield from _window_problems(data)
     yield from find_quantize_conflicts(data)
     yield from _gate_problems(data)
     yield from _length_problems(data)
@@ -109,6 +110,13 @@ def _budget_problems(data: Mapping[str, Any]) -> Iterator[Problem]:
     elif type(length) is int and length > 0 and num_tokens % length:
         nearest = max(1, round(num_tokens / length)) * length
         yield Problem(path, f"found {num_tokens}, no multiple of sequence_length {length}; such as {nearest}")
+
+
+def _window_problems(data: Mapping[str, Any]) -> Iterator[Problem]:
+    num_sinks = value_at(data, ("engine", "sink_tokens"))
+    if type(num_sinks) is int and num_sinks > 0 and value_at(data, ("engine", "window_tokens")) is None:
+        text = "sinks stand before a window, and there is none; add engine.window_tokens"
+        yield Problem(("engine", "sink_tokens"), text, at_key=True)
 
 
 def _memory_problems(data: Mapping[str, Any]) -> Iterator[Problem]:
@@ -189,6 +197,8 @@ def _length_problems(data: Mapping[str, Any]) -> Iterator[Problem]:
     bench = data.get("bench")
     if isinstance(bench, Mapping):
         prompt, new = bench.get("prompt_tokens", 128), bench.get("new_tokens", 64)
+        if value_at(data, ("engine", "window_tokens")) is not None:
+            new = 1  # what is generated has no limit
         if isinstance(prompt, int) and isinstance(new, int) and prompt + new > longest:
             text = (
                 f"{prompt} prompt and {new} new tokens exceed engine.max_model_len {longest}; shorten them or raise it"

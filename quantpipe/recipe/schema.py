@@ -189,6 +189,11 @@ class EngineSection(Section):
     pays where outputs repeat the prompt or themselves, and changes no token."""
     num_draft_tokens: Count = 4
     """Most tokens guessed for a sequence in a step."""
+    window_tokens: Annotated[int, Field(ge=16)] | None = None
+    """How many tokens each layer looks back on. What lies further back is given up, so that text goes on without end in
+    constant memory, and `max_model_len` bounds prompts alone. Absent: as far as the model does."""
+    sink_tokens: Annotated[int, Field(ge=0)] = 0
+    """How many first tokens stay in sight of that window: without some, 4 say, most models lose the thread."""
     num_threads: Count | None = None
     """CPU threads. Absent: all cores."""
     activations: Literal["int8", "int16", "float32"] = "int16"

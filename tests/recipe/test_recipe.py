@@ -478,6 +478,11 @@ MISTAKES = {
         "engine: {memory_utilization: 90}",
         "r.yaml:11:30: engine.memory_utilization: found 90; allowed: 1 or less",
     ),
+    "sinks without a window": (
+        "bench: {}",
+        "engine: {sink_tokens: 4}",
+        "r.yaml:11:10: engine.sink_tokens: sinks stand before a window, and there is none; add engine.window_tokens",
+    ),
     "output over an input": (
         "output: out",
         "output: suite",
