@@ -4,6 +4,7 @@ import importlib
 import json
 import subprocess
 import sys
+from argparse import ArgumentTypeError
 from collections.abc import Callable
 from pathlib import Path
 
@@ -137,3 +138,37 @@ def test_what_is_known_of_a_prompt_and_what_modes_cost_is_measured_on_a_model(
     assert list(modes) == list(KV_MODES)
     assert int(modes["int8_per_token_head"][1]) > 1.5 * int(modes["auto"][1])
     assert float(modes["auto"][2]) == 0 < float(modes["int8_per_token_head"][2]) < 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("bench_modules")
+def test_two_servers_take_turns_and_are_ended(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    serve = f"{sys.executable} -c 'from quantpipe.cli import main; main()' serve {tiny_llama} --port {{port}}"
+    options = ["--server", f"plain={serve} --backend reference", "--server", f"torch={serve} --backend torch"]
+    options += ["--tokenizer", tiny_llama, "--text", ROOT / "README.md", "--out", tmp_path / "out.md"]
+    options += ["--concurrency", 1, 3, "--prompt-tokens", 12, "--new-tokens", 4, "--repeats", 2, "--logs", tmp_path]
+    monkeypatch.setattr(sys, "argv", ["vs_cpu_servers", *map(str, options)])
+    importlib.import_module("vs_cpu_servers").main()
+    printed = capsys.readouterr().out
+    assert (tmp_path / "out.md").read_text(encoding="utf-8").strip() == printed.strip()
+    figures, ratios, facts = (part.splitlines()[2:] for part in printed.strip().split("\n\n")[2:])
+    assert [line.strip("| ").split(" | ")[:2] for line in figures] == [
+        ["1", "plain"], ["1", "torch"], ["3", "plain"], ["3", "torch"]
+    ]  # fmt: skip
+    assert all(float(cell) > 0 for line in figures for cell in line.strip("| ").split(" | ")[2:])
+    assert len(ratios) == 2
+    assert all(float(cell) > 0 for line in facts for cell in line.strip("| ").split(" | ")[1:])
+
+
+@pytest.mark.usefixtures("bench_modules")
+def test_servers_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    from servers.process import Server  # type: ignore[import-not-found]
+    from vs_cpu_servers import parse_server  # type: ignore[import-not-found]
+
+    for option, problem in (("name", "is not NAME=COMMAND"), ("name=command", "where {port} goes")):
+        with pytest.raises(ArgumentTypeError, match=problem):
+            parse_server(option)
+    with pytest.raises(SystemExit, match="a: ended with 3"):
+        Server("a", f"{sys.executable} -c 'raise SystemExit(3)' {{port}}").start(tmp_path / "log")

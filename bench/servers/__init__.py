@@ -1,0 +1,1 @@
+"""Servers of the OpenAI API side by side: started, asked, and measured from outside."""
