@@ -67,6 +67,21 @@ def test_reserve_counts_forks_beyond_the_prompt_blocks_they_share() -> None:
     assert least_available("reserve", [], candidate, OutputLengths()) == 4 + 2 * 2
 
 
+@pytest.mark.parametrize("name", ["reserve", "peak"])
+def test_of_windows_what_is_held_counts_and_not_what_is_generated(name: str) -> None:
+    window = AttentionWindow(BLOCK, num_sinks=3, asked=10, widest=10, reach=9, max_chunk=6)
+    assert window.most_blocks(None) == 6
+    running = [sequence(number, 40, 400, 100_000) for number in range(3)]
+    for seq in running:  # they hold 4 of the 6 blocks that they may come to
+        seq.num_computed_tokens, seq.num_dropped_blocks, seq.block_table = 439, 106, [0] * 4
+    candidate = Candidate(sequence(3, 500, 0, 100_000), num_missing=2, num_unheld=0)
+    candidate.seq.block_table = []
+    room = ADMISSIONS[name](running, window, OutputLengths())
+    assert not room.admits(candidate, 11) and room.admits(candidate, 3 * 2 + 6)
+    room.add(candidate)
+    assert not room.admits(candidate, 15) and room.admits(candidate, 3 * 2 + 4 + 6)
+
+
 runners = st.lists(
     st.tuples(st.integers(1, 30), st.integers(1, 20), st.integers(0, 40)).map(lambda t: (t[0], t[1], t[1] + t[2])),
     max_size=6,

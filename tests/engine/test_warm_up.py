@@ -34,6 +34,7 @@ def test_nothing_of_it_is_left(fake_model: SimpleNamespace) -> None:
     "changes",
     [
         {"max_model_len": 2},
+        {"sink_tokens": 3, "window_tokens": 8, "num_kv_blocks": 8},
         {"max_model_len": 8, "num_kv_blocks": 2},
         {"max_num_seqs": 1, "max_num_batched_tokens": 1},
         {"max_num_batched_tokens": 500},
