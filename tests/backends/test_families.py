@@ -153,9 +153,10 @@ def test_quantized_weights_mean_what_they_decode_to(
     ids = random_ids(40)
     expected = in_steps(load("reference", decoded), make_batch, ids, (40,))
     found = in_steps(load(backend, quantized), make_batch, ids, (40,))
-    # w8a8 rounds activations to 8 bits (one part in 127 of the largest of each token, 8 times in a row here), the cpu's
-    # 4-bit kernels to bfloat16; what is left is exact.
-    bound = {"w8a8": 0.06, "w4a16": 0.02 if backend == "cpu" else 1e-5, "w3a16": 1e-5}[SCHEMES[scheme].name]
+    # w8a8 rounds activations to 8 bits (one part in 127 of the largest of each token, 8 times in a row here), torch's
+    # 4-bit kernels to bfloat16, the compiled ones under any weights to 15 bits; what is left is exact.
+    exact = 3e-4 if backend == "cpu" else 1e-5
+    bound = {"w8a8": 0.06, "w4a16": 0.02 if backend == "torch" else exact, "w3a16": exact}[SCHEMES[scheme].name]
     assert (found - expected).norm() / expected.norm() < bound
 
 

@@ -9,6 +9,7 @@ and prints its path.
 """
 
 import hashlib
+import logging
 import os
 import platform
 import shutil
@@ -50,6 +51,8 @@ def library_path() -> Path:
     for path in (PREBUILT / library_name(), cached):
         if path.is_file():
             return path
+    find_compiler()  # before anything is said
+    logging.getLogger(__name__).warning("quantpipe: compiling the CPU kernels, once on this machine: about a minute")
     return compile_library(cached, isas=isas)
 
 

@@ -123,13 +123,15 @@ def load_native(
     plan = build_plan(library, artifact, description, settings, num_threads)
     for dtype in KV_MODES:  # refused now and not when a cache is asked for
         block_bytes(library, description.num_kv_heads, description.head_dim, 1, dtype)
-    return NativeExecutor(artifact.folder, description, library, plan, _notes(description, activations))
+    return NativeExecutor(artifact.folder, description, library, plan, _notes(library, description, activations))
 
 
-def _notes(description: DecoderDescription, activations: Activations) -> tuple[str, ...]:
+def _notes(library: Library, description: DecoderDescription, activations: Activations) -> tuple[str, ...]:
+    instruction_sets = library.call("qp_isa_note").decode()
     schemes = dict.fromkeys(spec.scheme for spec in description.linears() if spec.scheme is not None)
     names = dict.fromkeys(scheme.name for scheme in schemes if scheme.activation_bits is None)
-    return (*description.notes, *(f"{name}: {_ACTIVATION_NOTES[activations]}" for name in names))
+    rounding = (f"{name}: {_ACTIVATION_NOTES[activations]}" for name in names)
+    return (*description.notes, *([instruction_sets] if instruction_sets else []), *rounding)
 
 
 _ACTIVATION_NOTES: dict[Activations, str] = {

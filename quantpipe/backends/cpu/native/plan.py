@@ -49,7 +49,7 @@ class NativePlan:
 
     def __init__(self, owned: _Owned, embedding_VH: Tensor, norm_bytes: int) -> None:
         assert owned.plan is not None, "a plan is made before it is run"
-        self._library, self._plan = owned.library, owned.plan
+        self._library, self._plan, self._owned = owned.library, owned.plan, owned
         self._embedding_VH = embedding_VH  # borrowed by the plan
         linear_bytes = sum(int(owned.library.call("qp_linear_bytes", linear)) for linear in owned.linears)
         self.weight_bytes = linear_bytes + embedding_VH.nbytes + norm_bytes
