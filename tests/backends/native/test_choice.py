@@ -37,9 +37,9 @@ def no_library(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         raise BuildError("no C++ compiler was found; install one")
 
     monkeypatch.setattr(library, "library_path", fail)
-    load_library.cache_clear()
+    library._find_library.cache_clear()
     yield
-    load_library.cache_clear()
+    library._find_library.cache_clear()
 
 
 @pytest.mark.usefixtures("needs_library")

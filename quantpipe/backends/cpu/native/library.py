@@ -88,12 +88,20 @@ class Library:
         return NativeError((self.call("qp_last_error") or b"no reason given").decode())
 
 
-@lru_cache(maxsize=1)
 def load_library() -> Library:
-    """The library, once per process. NativeError where there is none, with the reason."""
+    """The library, found or compiled once per process. NativeError where there is none, with the reason."""
+    found = _find_library()
+    if isinstance(found, str):
+        raise NativeError(found)
+    return found
+
+
+@lru_cache(maxsize=1)
+def _find_library() -> Library | str:
+    """The library or why there is none: what failed once is not compiled again."""
     try:
         return Library(library_path())
     except BuildError as error:
-        raise NativeError(str(error)) from None
+        return str(error)
     except (OSError, RuntimeError) as error:  # RuntimeError: no home folder to keep it in
-        raise NativeError(f"the compiled kernels cannot be loaded: {str(error).splitlines()[0]}") from None
+        return f"the compiled kernels cannot be loaded: {str(error).splitlines()[0]}"
