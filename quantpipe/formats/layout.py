@@ -7,6 +7,8 @@ Shapes: N out_features, K in_features, G groups along K, T tokens; in packing W 
 w words.
 """
 
+import sys
+
 import torch
 from torch import Tensor
 
@@ -89,6 +91,8 @@ def pack(q_NK: Tensor, bits: int) -> Tensor:
 
 def unpack(words_NW: Tensor, bits: int, in_features: int) -> Tensor:
     """Inverse of ``pack``: signed integers [N, K] (int8)."""
+    if bits == 4 and sys.byteorder == "little":
+        return _unpack_nibbles(words_NW)[:, :in_features]
     words_NRw = _in_runs(words_NW.to(torch.int64) & _WORD_MASK, bits)
     q_NRf = torch.empty(*words_NRw.shape[:2], _RUN, dtype=torch.int8, device=words_NW.device)
     for field, word, shift in _places(bits):
@@ -97,6 +101,13 @@ def unpack(words_NW: Tensor, bits: int, in_features: int) -> Tensor:
             value_NR = value_NR | (words_NRw[..., word + 1] << (_WORD_BITS - shift))
         q_NRf[..., field] = (value_NR & ((1 << bits) - 1)) - (1 << (bits - 1))
     return q_NRf.flatten(1)[:, :in_features]
+
+
+def _unpack_nibbles(words_NW: Tensor) -> Tensor:
+    """The same for 4 bits, several times faster: bytes hold two values each, the first in their lower half."""
+    bytes_NB = words_NW.contiguous().view(torch.uint8)
+    q_NB2 = torch.stack((bytes_NB & 15, bytes_NB >> 4), dim=-1).view(torch.int8)
+    return q_NB2.sub_(1 << 3).flatten(1)
 
 
 def _places(bits: int) -> list[tuple[int, int, int]]:
