@@ -51,6 +51,7 @@ class Attention {
     }
 
     void run() {
+        prefetch_from(view_.next_span(task_.first_token));
         load_queries(task_.query, task_.ld_query, queries_);
         if (task_.sink_query) load_queries(task_.sink_query, task_.ld_out, sink_queries_);
         std::memset(sums_, 0, sizeof(float) * num_rows_ * ld_);

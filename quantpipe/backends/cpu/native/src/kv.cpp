@@ -18,11 +18,25 @@ void norm_heads(const StepKernels& kernels, const Norm& norm, float* heads, int 
     kernels.norm(heads, dim, num_heads, dim, norm.weight.data(), norm.eps, heads, dim);
 }
 
+uint8_t* block_of(const Step& step, const KVLayout& layout, int index, int64_t slot) {
+    return static_cast<uint8_t*>(step.kv.layers[index]) + slot / step.kv.block_size * layout.block_bytes;
+}
+
+// Every dimension of a key goes to a line of its own: asked for ahead, they come together.
+void prefetch_keys(const Step& step, const KVLayout& layout, int index, int64_t slot) {
+    const uint8_t* head = block_of(step, layout, index, slot);
+    const int64_t element = layout.key_kind == QP_KV_F32 ? 4 : 1, offset = slot % layout.block_size * element;
+    const int64_t num_bytes = layout.key_parameters, row = layout.block_size * element, stride = row < 64 ? 64 : row;
+    for (int j = 0; j < layout.num_kv_heads; ++j, head += layout.head_bytes) {
+        for (int64_t at = offset; at < num_bytes; at += stride) __builtin_prefetch(head + at, 1);
+    }
+}
+
 bool write_heads(Step& step, const Layer& layer, const KVLayout& layout, int index, int64_t slot, const float* key) {
     const qp_kv& kv = step.kv;
     const int num_heads = layout.num_kv_heads, dim = layout.head_dim;
     const float* value = key + int64_t{num_heads} * dim;
-    uint8_t* block = static_cast<uint8_t*>(kv.layers[index]) + slot / kv.block_size * layout.block_bytes;
+    uint8_t* block = block_of(step, layout, index, slot);
     const int offset = static_cast<int>(slot % kv.block_size);
     bool is_marked = false;
     for (int j = 0; j < num_heads; ++j, key += dim, value += dim, block += layout.head_bytes) {
@@ -73,7 +87,9 @@ void place_heads(Step& step, int index) {
     float *qkv = plan.buffers.qkv.as<float>(), *sink_queries = plan.buffers.sink_query.as<float>();
     for_rows(plan.threads, step.batch.num_tokens, width * kEncodeWork, [&](int first, int end) {
         bool is_marked = false;
+        prefetch_keys(step, layout, index, step.batch.slots[first]);
         for (int64_t t = first; t < end; ++t) {
+            if (t + 1 < end) prefetch_keys(step, layout, index, step.batch.slots[t + 1]);
             float *query = qkv + t * width, *key = query + query_width;
             norm_heads(plan.kernels, layer.query_norm, query, num_heads);
             norm_heads(plan.kernels, layer.key_norm, key, kind.num_kv_heads);
