@@ -43,8 +43,8 @@ def test_fork_continues_as_a_separate_request(folder: Path, backend: str, kv_dty
     assert engine.stats().copied_blocks == 3
 
 
-def test_cpu_backend_reports_how_much_of_what_attention_reads_is_padding(folder: Path) -> None:
-    engine = Engine.open(folder, CONFIG)
+def test_torch_backend_reports_how_much_of_what_attention_reads_is_padding(folder: Path) -> None:
+    engine = Engine.open(folder, dataclasses.replace(CONFIG, backend="torch"))
     engine.generate([PROMPT], dataclasses.replace(PARAMS, n=1))
     assert engine.stats().padding_efficiency_frac == 1
     engine.generate([PROMPT, PROMPT[:3]], dataclasses.replace(PARAMS, n=1))
