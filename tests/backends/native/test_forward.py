@@ -96,18 +96,22 @@ def test_threads_change_nothing(
         assert torch.equal(alone, shared)
 
 
-def test_greedy_tokens_are_the_largest_logits(library: Library, make_folder: MakeFolder, make_batch: MakeBatch) -> None:
-    executor = load(make_folder())
-    batch = two_steps(make_batch)[0]
-    logits_RV = executor.forward(batch, executor.allocate_kv_cache(8, BLOCK_SIZE, "auto"))
-    token_ids_R = executor.forward_greedy(batch, executor.allocate_kv_cache(8, BLOCK_SIZE, "auto"))
+@pytest.mark.parametrize("num_threads", (1, 3))
+@pytest.mark.parametrize("vocab_size", (96, 512, 1501))
+def test_greedy_tokens_are_the_largest_logits(
+    instruction_set: str, vocab_size: int, num_threads: int, make_folder: MakeFolder, make_batch: MakeBatch
+) -> None:
+    executor = load(make_folder(vocab_size=vocab_size), num_threads)
+    batch = make_batch([(ids(125, 0), 0, range(8)), ([5], 0, (9,))], BLOCK_SIZE)
+    logits_RV = executor.forward(batch, executor.allocate_kv_cache(10, BLOCK_SIZE, "auto"))
+    token_ids_R = executor.forward_greedy(batch, executor.allocate_kv_cache(10, BLOCK_SIZE, "auto"))
     assert token_ids_R.tolist() == logits_RV.argmax(-1).tolist()
 
 
 def test_a_broken_token_has_no_greedy_successor(
     library: Library, make_folder: MakeFolder, make_batch: MakeBatch
 ) -> None:
-    executor = load(make_folder(nan_token=5))
+    executor = load(make_folder(nan_token=5, vocab_size=1501))
     batch = make_batch([([1, 2], 0, (0,)), ([5], 0, (1,)), ([3, 4], 0, (2,))], BLOCK_SIZE)
     token_ids = executor.forward_greedy(batch, executor.allocate_kv_cache(8, BLOCK_SIZE, "auto")).tolist()
     assert [token_id >= 0 for token_id in token_ids] == [True, True, False, True, True]

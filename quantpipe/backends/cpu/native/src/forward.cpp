@@ -12,8 +12,6 @@ namespace qp {
 namespace {
 
 constexpr int64_t kGateWork = 16;   // an exponential beside a product
-// Logits that are looked through while they are still in the cache.
-constexpr int64_t kArgmaxLogits = 1 << 18;
 
 void embed_token(const qp_shape& shape, int64_t token, float* x) {
     const int64_t first = token * shape.hidden_size;
@@ -120,20 +118,19 @@ void run_head(Step& step, float* logits, int32_t* argmax) {
         std::copy_n(hidden + step.batch.logit_rows[r] * size, size, wanted + r * size);
     }
     norm_rows(plan, plan.final_norm, wanted, num_rows, wanted);
-    const int at_once = logits ? num_rows : static_cast<int>(std::max<int64_t>(1, kArgmaxLogits / vocab));
-    if (!logits) plan.buffers.logits.grow(std::min<int64_t>(at_once, num_rows) * vocab * 4);
-    for (int first = 0; first < num_rows; first += at_once) {
-        const int rows = std::min(at_once, num_rows - first);
-        float* found = logits ? logits : plan.buffers.logits.as<float>();
-        linear_run(*plan.head, wanted + static_cast<int64_t>(first) * size, size, rows, found, plan.shape.vocab_size,
-                   plan.workspace, plan.threads);
-        if (!argmax) continue;
-        for_rows(plan.threads, rows, vocab, [&](int begin, int end) {
-            for (int64_t r = begin; r < end; ++r) {
-                argmax[first + r] = static_cast<int32_t>(plan.kernels.argmax(found + r * vocab, vocab));
-            }
-        });
+    if (logits) {
+        linear_run(*plan.head, wanted, size, num_rows, logits, plan.shape.vocab_size, plan.workspace, plan.threads);
     }
+    if (!argmax) return;
+    if (!logits) {
+        plan.buffers.search.run(*plan.head, wanted, size, num_rows, argmax, plan.workspace, plan.threads);
+        return;
+    }
+    for_rows(plan.threads, num_rows, vocab, [&](int first, int end) {
+        for (int64_t r = first; r < end; ++r) {
+            argmax[r] = static_cast<int32_t>(plan.kernels.argmax(logits + r * vocab, vocab));
+        }
+    });
 }
 
 void grow_buffers(Step& step) {

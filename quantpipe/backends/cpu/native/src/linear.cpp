@@ -42,16 +42,23 @@ Activations make_room(Workspace& workspace, const LinearView& view, ActivationFo
 int linear_num_out(const Linear& linear) { return linear.view.n; }
 int linear_num_in(const Linear& linear) { return linear.view.k; }
 
-void linear_run_with(const LinearKernels& kernels, const Linear& linear, const float* x, int64_t ldx, int num_tokens,
-                     float* y, int64_t ldy, Workspace& workspace, Threads& threads) {
+Activations linear_prepare(const LinearKernels& kernels, const Linear& linear, const float* x, int64_t ldx,
+                           int num_tokens, Workspace& workspace, Threads& threads) {
     const LinearView& view = linear.view;
-    if (num_tokens <= 0) return;
     const Activations prepared =
         make_room(workspace, view, activation_form(view, kernels), num_tokens, threads.size());
     threads.parallel_for((num_tokens + kPreparedRows - 1) / kPreparedRows, [&](int chunk, int thread) {
         const int begin = chunk * kPreparedRows, end = std::min(begin + kPreparedRows, num_tokens);
         kernels.prepare(view, x, ldx, begin, end, prepared, workspace.scratch[thread].as<float>());
     });
+    return prepared;
+}
+
+void linear_run_with(const LinearKernels& kernels, const Linear& linear, const float* x, int64_t ldx, int num_tokens,
+                     float* y, int64_t ldy, Workspace& workspace, Threads& threads) {
+    const LinearView& view = linear.view;
+    if (num_tokens <= 0) return;
+    const Activations prepared = linear_prepare(kernels, linear, x, ldx, num_tokens, workspace, threads);
     const int num_blocks = (num_tokens + kTokenBlock - 1) / kTokenBlock;
     const int wanted = threads.size() == 1 ? 1 : std::max(1, threads.size() * kChunksPerThread / num_blocks);
     const int panels_each = (view.num_panels + wanted - 1) / wanted;

@@ -177,11 +177,11 @@ Plan::Plan(const qp_shape& given)
 int64_t StepBuffers::num_bytes() const {
     int64_t total = 0;
     for (const Aligned* one : {&hidden, &normed, &part, &qkv, &attended, &sink_query, &gate_up,
-                               &head_input, &logits, &partial}) {
+                               &head_input, &partial}) {
         total += one->size();
     }
     for (const Aligned& one : attention) total += one.size();
-    return total;
+    return total + search.num_bytes();
 }
 
 }  // namespace qp

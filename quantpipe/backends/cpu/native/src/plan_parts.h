@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "aligned.h"
+#include "head_search.h"
 #include "linear.h"
 #include "plan.h"
 #include "rope.h"
@@ -76,7 +77,7 @@ struct StepBuffers {
     Aligned sink_query;   // [T, heads * D]
     Aligned gate_up;      // [T, 2I]
     Aligned head_input;   // [R, H]
-    Aligned logits;       // of as many rows as are looked through at once
+    HeadSearch search;
     Aligned partial;      // attention over pieces of a context
     std::vector<Aligned> attention;   // per thread
 
