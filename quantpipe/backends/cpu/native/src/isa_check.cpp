@@ -1,10 +1,11 @@
-// Compares the linears of an instruction set with plain C++, over the full range of weights and activations.
+// Compares an instruction set with plain C++; linears over the full range of weights and activations.
 #include <cmath>
 #include <memory>
 #include <vector>
 
 #include "isa.h"
 #include "linear_pack.h"
+#include "step_check.h"
 
 namespace qp {
 namespace {
@@ -99,7 +100,7 @@ const char* find_fault(const Isa& isa) {
             if (!agree(test, num_tokens, isa.linear, threads)) return test.name;
         }
     }
-    return nullptr;
+    return find_step_fault(isa.step, isa_scalar()->step);
 }
 
 }  // namespace qp
