@@ -26,7 +26,7 @@ void linear_run(const Linear& linear, const float* x, int ldx, int num_tokens, f
 
 }  // namespace qp
 
-// Each returns a handle, or null with the reason in qp_last_error(). Pointers need no alignment and are not kept; bias
+// Each returns a handle, or null with the reason in qp_last_error(). Pointers are aligned as their type and not kept; bias
 // may be null.
 extern "C" {
 void* qp_linear_f32(int n, int k, const float* w, const float* bias);

@@ -58,6 +58,7 @@ template <class V, class Source>
 void expand_steps(const Tile& tile, int num_vectors, uint8_t* target) {
     const uint8_t* words = tile.words;
     for (int k = tile.first_k; k < tile.end_k; k += Source::kWordK) {
+        prefetch_word(words + kAhead);
         for (int s = 0; s < Source::kSteps; ++s) {
             for (int c = 0; c < num_vectors; ++c) {
                 V::istore(target, Source::step(V::iload(words + c * V::W * 4), s));
@@ -73,6 +74,7 @@ template <class V, template <class, class, int, int> class TileKind, class Packe
 struct Blocks {
     static constexpr bool kIsFloat = Expanded::kWordK == 1;
     static constexpr int kBlockK = kIsFloat ? kFloatBlockK : kIntegerBlockK;
+    static constexpr int kTileRows = V::kTileRows;
     static constexpr int kVectors = V::kTileVectors, kPanelVectors = kPanel / V::W;
     // Nothing is gained by expanding what is used as it lies in memory.
     static constexpr bool kAlwaysPacked = ReadsPacked && Packed::kSteps == 1 && kVectors == kPanelVectors;
@@ -111,10 +113,13 @@ struct Blocks {
         tile.unscaled = unscaled;
         tile.words = packed;
         tile.word_bytes = kPanel * 4;
+        tile.ahead = kAhead;
         if constexpr (ReadsPacked) {
             if (num_rows == 1) return TileKind<V, Packed, 1, kPanelVectors>::run(tile);
         }
-        const bool reads_packed = ReadsPacked && (kAlwaysPacked || num_rows <= V::kTileRows);
+        const bool reads_packed = ReadsPacked && (kAlwaysPacked || num_rows <= kTileRows);
+        const int num_tiles = (num_rows + kTileRows - 1) / kTileRows;
+        const int rows_each = (num_rows + num_tiles - 1) / num_tiles;
         for (int column = 0; column < kPanel; column += kVectors * V::W) {
             tile.column = column;
             tile.words = packed + column * 4;
@@ -123,18 +128,19 @@ struct Blocks {
                 expand(tile, kVectors, expanded);
                 tile.words = expanded;
                 tile.word_bytes = kVectors * V::W * 4;
+                tile.ahead = 0;
             }
-            for (int row = 0; row < num_rows; row += V::kTileRows) {
+            for (int row = 0; row < num_rows; row += rows_each) {
                 tile.token = token + row;
                 tile.totals = totals + row * kPanel + column;
                 tile.unscaled = unscaled + row * kPanel + column;
-                run_tile(tile, std::min(V::kTileRows, num_rows - row), reads_packed);
+                run_tile(tile, std::min(rows_each, num_rows - row), reads_packed);
             }
         }
     }
 
     static void run_tile(const Tile& tile, int num_rows, bool reads_packed) {
-        constexpr auto kRows = std::make_integer_sequence<int, V::kTileRows>{};
+        constexpr auto kRows = std::make_integer_sequence<int, kTileRows>{};
         if constexpr (ReadsPacked) {
             static constexpr auto kPackedRuns = tile_runs<V, TileKind, Packed, kVectors>(kRows);
             if (reads_packed) return kPackedRuns[num_rows - 1](tile);

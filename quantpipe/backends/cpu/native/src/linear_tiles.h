@@ -18,11 +18,11 @@ namespace {
 constexpr int kAhead = 2048;
 
 
-// For one token every weight is read once, and the CPU alone does not look beyond a page. The end of the weights may lie
-// before what is asked for, which does no harm.
-inline __attribute__((always_inline)) void prefetch_ahead(const uint8_t* words) {
-    __builtin_prefetch(words + kAhead);
-    __builtin_prefetch(words + kAhead + 64);
+// For few tokens weights are used as fast as memory gives them, and the CPU alone does not look beyond a page. The end of
+// the weights may lie before what is asked for, which does no harm.
+QP_INLINE void prefetch_word(const uint8_t* words) {
+    __builtin_prefetch(words);
+    __builtin_prefetch(words + 64);
 }
 
 struct Tile {
@@ -34,6 +34,7 @@ struct Tile {
     int first_k, end_k;
     const uint8_t* words;   // of first_k and the first output channel
     size_t word_bytes;      // from one word of K to the next
+    size_t ahead;           // what is asked for beforehand
     float* totals;          // [R] rows of a panel, from the first output channel on: what is added to
     int32_t* unscaled;      // likewise: sums of a group that the last stretch did not end
 };
@@ -53,7 +54,7 @@ struct FloatTile {
             for (int c = 0; c < C; ++c) sums[r][c] = V::zero();
         }
         for (int k = tile.first_k; k < tile.end_k; k += Source::kWordK) {
-            if constexpr (R == 1) prefetch_ahead(words);
+            prefetch_word(words + tile.ahead);
             QP_UNROLL
             for (int s = 0; s < Source::kSteps; ++s) {
                 F w[C];
@@ -114,19 +115,20 @@ struct IntegerTile {
     struct Stretch {
         const uint8_t* words;
         const uint8_t* x;
-        const size_t word_bytes, row_bytes;
+        const size_t word_bytes, row_bytes, ahead;
 
         explicit Stretch(const Tile& tile)
             : words(tile.words),
               x(tile.activations->x + tile.token * tile.activations->row_bytes +
                 tile.first_k * (Source::kIsPairs ? 2 : 1)),
               word_bytes(tile.word_bytes),
-              row_bytes(tile.activations->row_bytes) {}
+              row_bytes(tile.activations->row_bytes),
+              ahead(tile.ahead) {}
     };
 
     template <bool InEighths>
     QP_INLINE void add_word(Stretch& stretch, I (&sums)[R][C]) {
-        if constexpr (R == 1) prefetch_ahead(stretch.words);
+        prefetch_word(stretch.words + stretch.ahead);
         QP_UNROLL
         for (int s = 0; s < Source::kSteps; ++s) {
             I w[C];
@@ -150,8 +152,7 @@ struct IntegerTile {
             QP_UNROLL
             for (int c = 0; c < C; ++c) eighths[r][c] = V::izero();
         }
-        // Unrolled, all products would be put down in memory before the first is added.
-        _Pragma("GCC unroll 1")
+        QP_UNROLL
         for (int k = 0; k < kEighthsK; k += Source::kWordK) add_word<true>(stretch, eighths);
         QP_UNROLL
         for (int r = 0; r < R; ++r) {

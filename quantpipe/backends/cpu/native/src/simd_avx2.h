@@ -101,7 +101,12 @@ struct Avx2 {
 #else
     static I dot2(I sum, I w, I a) { return _mm256_add_epi32(sum, _mm256_madd_epi16(w, a)); }
     // Pairs of products in 16 bits: 8 * 2 * 15 * 128 fits.
-    static I nibble_dot4(I eighths, I w, I a) { return _mm256_add_epi16(eighths, _mm256_maddubs_epi16(w, a)); }
+    static I nibble_dot4(I eighths, I w, I a) {
+        eighths = _mm256_add_epi16(eighths, _mm256_maddubs_epi16(w, a));
+        // Else compilers put all products down in memory before they add the first.
+        asm("" : "+x"(eighths));
+        return eighths;
+    }
     static I add_nibble_sums(I sum, I eighths) {
         return _mm256_add_epi32(sum, _mm256_madd_epi16(eighths, _mm256_set1_epi16(1)));
     }
