@@ -2,7 +2,6 @@
 //
 // What a row gets does not depend on the rows beside it. Queries carry the softmax scale, scores the parameters of
 // their key, probabilities those of their value; so codes are multiplied as they are.
-// Source: Milakov and Gimelshein 2018, "Online normalizer calculation for softmax".
 //
 // Shapes: D head_dim, G query heads that share the KV head.
 #pragma once
@@ -12,9 +11,9 @@
 #include <cstring>
 #include <utility>
 
+#include "attention_softmax.h"
 #include "attention_source.h"
 #include "attention_view.h"
-#include "exp.h"
 
 namespace qp {
 namespace {
@@ -44,7 +43,7 @@ class Attention {
         const auto take = [&next](int64_t count) { return std::exchange(next, next + count); };
         const int64_t rows = num_rows_;
         queries_ = {take(rows * dim_), take(rows), take(rows * kSpan)};
-        sums_ = take(rows * ld_), largest_ = take(rows), totals_ = take(rows);
+        softmax_ = {take(rows * ld_), ld_, take(rows), take(rows)};
         scales_ = take(kSpan), minima_ = take(kSpan);
         wide_keys_ = take(int64_t{kSpan} * dim_), wide_values_ = take(kSpan * ld_);
         if (task.sink_query) sink_queries_ = {take(rows * dim_), take(rows), take(rows * kSpan)};
@@ -54,8 +53,7 @@ class Attention {
         prefetch_from(view_.next_span(task_.first_token));
         load_queries(task_.query, task_.ld_query, queries_);
         if (task_.sink_query) load_queries(task_.sink_query, task_.ld_out, sink_queries_);
-        std::memset(sums_, 0, sizeof(float) * num_rows_ * ld_);
-        for (int r = 0; r < num_rows_; ++r) largest_[r] = -INFINITY, totals_[r] = 0;
+        softmax_.clear(num_rows_);
         for (int64_t start = view_.next_span(task_.first_token); start < view_.end();
              start = view_.next_span(start + kSpan)) {
             const Visible visible = view_.visible_from(start);
@@ -65,7 +63,7 @@ class Attention {
             }
             prefetch_from(view_.next_span(start + kSpan));
             score(visible);
-            for (int r = 0; r < num_rows_; ++r) soften(r);
+            for (int r = 0; r < num_rows_; ++r) softmax_.template soften<S>(r, queries_.scores + r * kSpan);
             weigh(visible);
         }
         finish();
@@ -202,31 +200,6 @@ class Attention {
         });
     }
 
-    // Turns the scores of a row into weights relative to the largest score so far.
-    void soften(int row) {
-        float* weights = queries_.scores + row * kSpan;
-        typename S::F top = S::load(weights);
-        for (int t = S::W; t < kSpan; t += S::W) top = S::max(top, S::load(weights + t));
-        const float before = largest_[row], largest = std::max(before, S::largest(top));
-        // A row that sees nothing yet: exp(-inf - 0) is 0, and a NaN stays one.
-        const typename S::F base = S::set(largest == -INFINITY ? 0.0f : largest);
-        typename S::F total = S::zero();
-        for (int t = 0; t < kSpan; t += S::W) {
-            const typename S::F weight = exp_of<S>(S::sub(S::load(weights + t), base));
-            total = S::add(total, weight);
-            S::store(weights + t, weight);
-        }
-        if (largest != before) shrink(row, before == -INFINITY ? 0.0f : std::exp(before - largest));
-        largest_[row] = largest;
-        totals_[row] += S::sum(total);
-    }
-
-    void shrink(int row, float factor) {
-        totals_[row] *= factor;
-        float* sums = sums_ + row * ld_;
-        for (int d = 0; d < ld_; d += S::W) S::store(sums + d, S::mul(S::load(sums + d), S::set(factor)));
-    }
-
     void apply_value_parameters(const Visible& visible) {
         const bool has_minima = values_.kind() == QP_KV_INT4;
         if (!has_minima && values_.kind() != QP_KV_INT8) return;
@@ -241,7 +214,7 @@ class Attention {
             }
             if (!has_minima) continue;
             const typename S::F shifts = S::set(S::sum(shift));
-            float* sums = sums_ + r * ld_;
+            float* sums = softmax_.row(r);
             for (int d = 0; d < ld_; d += S::W) S::store(sums + d, S::add(S::load(sums + d), shifts));
         }
     }
@@ -260,12 +233,12 @@ class Attention {
         }
         for_row_groups([&](int first, int count) {
             weigh_function<S>(direct ? values_.kind() : QP_KV_F32, count)(
-                queries_.scores + first * kSpan, tiles, direct ? dim_ : static_cast<int>(ld_), sums_ + first * ld_,
+                queries_.scores + first * kSpan, tiles, direct ? dim_ : static_cast<int>(ld_), softmax_.row(first),
                 ld_);
         });
         for_not_finite(values_, visible, [&](int token, int d) {
             for (int r = 0; r < num_rows_; ++r) {
-                if (queries_.scores[r * kSpan + token] != 0) sums_[r * ld_ + d] = NAN;
+                if (queries_.scores[r * kSpan + token] != 0) softmax_.row(r)[d] = NAN;
             }
         });
     }
@@ -273,15 +246,15 @@ class Attention {
     void finish() const {
         const float value_scale = values_.kind() == QP_KV_INT8_STATIC ? task_.value_scale : 1.0f;
         for (int r = 0; r < num_rows_; ++r) {
-            const float* sums = sums_ + r * ld_;
+            const float* sums = softmax_.row(r);
             const bool is_whole = task_.out != nullptr;
-            const float factor = is_whole ? value_scale / totals_[r] : value_scale;
+            const float factor = is_whole ? value_scale / softmax_.totals[r] : value_scale;
             float* to = is_whole ? task_.out + r / task_.num_heads * task_.ld_out + r % task_.num_heads * dim_
                                  : task_.partial + int64_t{r} * dim_;
             for (int d = 0; d < dim_; ++d) to[d] = sums[d] * factor;
             if (is_whole) continue;
-            task_.partial[int64_t{num_rows_} * dim_ + r] = largest_[r];
-            task_.partial[int64_t{num_rows_} * (dim_ + 1) + r] = totals_[r];
+            task_.partial[int64_t{num_rows_} * dim_ + r] = softmax_.largest[r];
+            task_.partial[int64_t{num_rows_} * (dim_ + 1) + r] = softmax_.totals[r];
         }
     }
 
@@ -293,7 +266,7 @@ class Attention {
     HeadCodes keys_, values_;
     Place places_[kTiles] = {};   // of the visible tiles of a span
     Queries queries_, sink_queries_{};
-    float *sums_, *largest_, *totals_;
+    Softmax softmax_{};
     float *scales_, *minima_;   // of the tokens of a span: of keys, then of values
     float *wide_keys_, *wide_values_;
 };

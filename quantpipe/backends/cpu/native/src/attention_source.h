@@ -121,7 +121,8 @@ template <class S>
 void widen_key_tile(const HeadCodes& codes, const Place& place, float* to) {
     const int rows = codes.code_width();
     if (codes.kind() == QP_KV_INT4) {
-        widen_rows<S, NibbleCodes<S>>(codes.at(place), codes.row_stride(), rows, kTile, to, kTile, int64_t{rows} * kTile);
+        const int64_t ld_part = int64_t{rows} * kTile;
+        widen_rows<S, NibbleCodes<S>>(codes.at(place), codes.row_stride(), rows, kTile, to, kTile, ld_part);
     } else {
         widen_rows<S, ByteCodes<S>>(codes.at(place), codes.row_stride(), rows, kTile, to, kTile, 0);
     }

@@ -69,7 +69,9 @@ class View {
     }
 
    private:
-    int64_t window_start(int64_t query) const { return task_.window ? std::max<int64_t>(0, query + 1 - task_.window) : 0; }
+    int64_t window_start(int64_t query) const {
+        return task_.window ? std::max<int64_t>(0, query + 1 - task_.window) : 0;
+    }
     // Among the tokens up to num_first.
     int64_t first_window_start(int64_t query) const {
         if (!task_.window) return task_.num_sinks;

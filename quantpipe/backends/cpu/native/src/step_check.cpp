@@ -51,7 +51,7 @@ std::vector<float> rows_by(const StepKernels& kernels) {
 std::vector<float> attended_by(const StepKernels& kernels, int kind, std::vector<uint8_t>& stored) {
     const KVLayout layout = KVLayout::of(1, kDim, kBlock, kind, kind);
     constexpr int kNumBlocks = (kTokens + kBlock - 1) / kBlock;
-    const std::vector<float> tokens = numbers(size_t{kTokens} * 2 * kDim, 3), query = numbers(kTokens * kHeads * kDim, 4);
+    const std::vector<float> tokens = numbers(kTokens * 2 * kDim, 3), query = numbers(kTokens * kHeads * kDim, 4);
     Aligned cache(layout.block_bytes * kNumBlocks), scratch(attention_scratch_floats(kDim) * sizeof(float));
     int64_t table[kNumBlocks];
     for (int block = 0; block < kNumBlocks; ++block) table[block] = kNumBlocks - 1 - block;

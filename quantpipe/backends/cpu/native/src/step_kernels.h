@@ -12,10 +12,10 @@ namespace qp {
 constexpr int kSpan = 64;
 constexpr int kMaxHeadDim = 1024;
 
-// Queries of one sequence against one KV head. Row r is head r % G of query r / G. Tokens are numbered as they are held;
-// the queries are the tokens first_query, first_query + 1 ... A query at token q sees the tokens up to q, of these with
-// a window w those from q + 1 - w on, and the sinks. Tokens from num_first on have positions num_dropped higher than
-// their numbers, which those between the sinks and num_first are too far back by.
+// Queries of one sequence against one KV head. Row r is head r % G of query r / G. Tokens are numbered as they are
+// held; the queries are the tokens first_query, first_query + 1 ... A query at token q sees the tokens up to q, with a
+// window w of these those from q + 1 - w on, and the sinks. Positions of tokens from num_first on are num_dropped
+// higher than their numbers; by so much are those between the sinks and num_first further back.
 struct AttentionTask {
     const KVLayout* layout;
     const uint8_t* cache;             // the layer's buffer
