@@ -9,7 +9,7 @@ import torch
 from quantpipe.backends.cpu import CpuBackend
 from quantpipe.backends.cpu.executor import CpuExecutor
 from quantpipe.backends.cpu.native import library
-from quantpipe.backends.cpu.native.build import BuildError
+from quantpipe.backends.cpu.native.build import BuildError, find_compiler
 from quantpipe.backends.cpu.native.executor import NativeExecutor
 from quantpipe.backends.cpu.native.library import NativeError, load_library
 from quantpipe.backends.protocol import BatchInput, Executor
@@ -26,9 +26,10 @@ def load(folder: Path) -> Executor:
 @pytest.fixture
 def needs_library() -> None:
     try:
-        load_library()
-    except NativeError as error:
+        find_compiler()
+    except BuildError as error:
         pytest.skip(str(error))
+    load_library()
 
 
 @pytest.fixture
