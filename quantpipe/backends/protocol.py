@@ -88,6 +88,11 @@ class KVCache(Protocol):
     @property
     def num_bytes(self) -> int: ...
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """One line for each choice that makes this cache slower than it could be."""
+        ...
+
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, (source, destination) each, in every layer.
 

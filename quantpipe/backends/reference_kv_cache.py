@@ -56,6 +56,10 @@ class ReferenceKVStore:
             parameters_CJP = self.parameters[blocks].flatten(0, 1)[:context_len]
         return decode_kv(codes_CJW, parameters_CJP, self.rule, self.scale_J1)
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return ()
+
     def copy_blocks(self, sources: Tensor, destinations: Tensor) -> None:
         """Give destination blocks what the sources hold."""
         for stored in (self.codes, self.parameters):

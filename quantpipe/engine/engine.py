@@ -72,7 +72,6 @@ class Engine:
         self.config = config
         self.description = executor.description
         self.kv_dtype = kv_dtype
-        self.backend_notes = executor.notes
         self.max_model_len = resolve_max_model_len(config, self.description.max_position_embeddings)
         max_scored_rows = max(1, MAX_SCORED_BYTES // (4 * self.description.vocab_size))
         limit = self.description.max_position_embeddings
@@ -81,6 +80,7 @@ class Engine:
             executor, config, kv_dtype, self.max_model_len, self._window, max_scored_rows
         )
         kv_cache = executor.allocate_kv_cache(num_blocks, config.block_size, kv_dtype)
+        self.backend_notes = (*executor.notes, *kv_cache.notes)
         self._runner = ModelRunner(executor, kv_cache, self._window)
         self._pool = BlockPool(num_blocks)
         self._prefix_cache = PrefixCache(self._pool, config.block_size)

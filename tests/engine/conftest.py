@@ -50,6 +50,10 @@ class FakeKVCache:
     def num_bytes(self) -> int:
         return self.slots.nbytes
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return ()
+
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         blocks = self.slots.view(self.num_blocks, -1)
         blocks[[destination for _, destination in copies]] = blocks[[source for source, _ in copies]]

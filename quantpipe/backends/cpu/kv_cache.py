@@ -57,6 +57,10 @@ class CpuKVStore:
         scale_h111 = None if self.scale_h1 is None else self.scale_h1.view(-1, 1, 1, 1)
         return decode_kv(codes_hSCW, parameters_hSCP, self.rule, scale_h111)
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return ()
+
     def copy_blocks(self, sources: Tensor, destinations: Tensor) -> None:
         """Give destination blocks what the sources hold."""
         for stored in (self.codes, self.parameters):

@@ -14,6 +14,8 @@ from quantpipe.backends.cpu.native.executor import NativeExecutor
 from quantpipe.backends.cpu.native.library import NativeError, load_library
 from quantpipe.backends.protocol import BatchInput, Executor
 from quantpipe.backends.reference import ReferenceBackend
+from quantpipe.engine.config import EngineConfig
+from quantpipe.engine.engine import Engine
 
 MakeFolder = Callable[..., Path]
 MakeBatch = Callable[..., BatchInput]
@@ -67,6 +69,15 @@ def test_a_model_that_the_kernels_cannot_run_runs_on_torch(make_folder: MakeFold
     expected = ReferenceBackend().load(folder, 127.0, None)
     found_RV, expected_RV = (own.forward(batch, own.allocate_kv_cache(1, 4, "auto")) for own in (executor, expected))
     torch.testing.assert_close(found_RV, expected_RV, rtol=0, atol=5e-5)
+
+
+@pytest.mark.usefixtures("needs_library")
+@pytest.mark.parametrize(("block_size", "is_slower"), [(16, False), (32, False), (8, True), (20, True)])
+def test_kv_blocks_that_attention_cannot_take_whole_are_noted(
+    make_folder: MakeFolder, block_size: int, is_slower: bool
+) -> None:
+    notes = Engine.open(make_folder(), EngineConfig(block_size=block_size)).backend_notes
+    assert any(f"KV blocks of {block_size} tokens" in note for note in notes) == is_slower
 
 
 @pytest.mark.usefixtures("needs_library")

@@ -46,6 +46,7 @@ class NativeKVCache:
         self._scales: list[Tensor] = []
         if scales is not None:
             self._scales = [torch.stack(list(part)).float().contiguous() for part in (scales.key, scales.value)]
+        self._tile = int(library.call("qp_kv_tile"))
         key_scales, value_scales = map(address, self._scales or (None, None))
         self.structure = KV(
             block_size=block_size,
@@ -60,6 +61,15 @@ class NativeKVCache:
     @property
     def num_bytes(self) -> int:
         return len(self._layers) * self.num_blocks * self._block_bytes
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        if self.block_size % self._tile == 0:
+            return ()
+        return (
+            f"attention reads KV blocks of {self.block_size} tokens one by one, slower; engine.block_size: a multiple of "
+            f"{self._tile} is faster",
+        )
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, (source, destination) each, in every layer."""

@@ -35,6 +35,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "qp_plan_times": (None, [c_void_p, POINTER(c_double)]),
     "qp_plan_bytes": (c_int64, [c_void_p]),
     "qp_kv_block_bytes": (c_int64, [c_int32] * 5),
+    "qp_kv_tile": (c_int32, []),
     "qp_attention_apply": (
         c_int32,
         [POINTER(Layer), c_int32, c_void_p, c_float, POINTER(Batch), POINTER(KV), c_void_p, c_void_p, c_int32],

@@ -15,7 +15,6 @@
 namespace qp {
 namespace {
 
-constexpr int kTile = 16;
 constexpr int kTiles = kSpan / kTile;
 constexpr int kMaxTileRows = 6;   // their sums stay in registers
 

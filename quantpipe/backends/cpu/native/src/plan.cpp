@@ -201,4 +201,6 @@ int64_t qp_kv_block_bytes(int32_t num_kv_heads, int32_t head_dim, int32_t block_
     return found;
 }
 
+int32_t qp_kv_tile(void) { return qp::kTile; }
+
 }  // extern "C"

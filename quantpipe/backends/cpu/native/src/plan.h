@@ -124,6 +124,9 @@ int64_t qp_plan_bytes(const void* plan);
 int64_t qp_kv_block_bytes(int32_t num_kv_heads, int32_t head_dim, int32_t block_size, int32_t key_kind,
                           int32_t value_kind);
 
+// How many tokens attention takes at once: blocks of KV that are no multiple of it are read token by token, slower.
+int32_t qp_kv_tile(void);
+
 // Single parts of a step, for tests.
 
 // The layer's norms of queries and keys, rope, KV write and attention: attended [T, num_heads * D] from

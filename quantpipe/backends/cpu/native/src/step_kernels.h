@@ -10,6 +10,8 @@ namespace qp {
 
 // Tokens of context that are scored at once; contexts are cut at multiples of it.
 constexpr int kSpan = 64;
+// Tokens whose keys are taken side by side; blocks of KV that are no multiple of it are read token by token.
+constexpr int kTile = 16;
 constexpr int kMaxHeadDim = 1024;
 
 // Queries of one sequence against one KV head. Row r is head r % G of query r / G. Tokens are numbered as they are
