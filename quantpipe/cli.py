@@ -39,15 +39,17 @@ class Session:
     """What the options before the command ask for."""
 
     debug: bool = False
+    command: str | None = None
 
 
 @click.group(no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="quantpipe")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-@click.pass_obj
-def commands(session: Session, debug: bool) -> None:
+@click.pass_context
+def commands(context: click.Context, debug: bool) -> None:
     """From one recipe to a released, quantized, served language model, or a refusal with the reason."""
-    session.debug = debug
+    session: Session = context.obj
+    session.debug, session.command = debug, context.invoked_subcommand
 
 
 commands.add_command(calibrate)
@@ -261,6 +263,19 @@ def _terminate(_signal: int, _frame: object) -> None:
     raise _TerminatedError
 
 
+def _left_behind(command: str | None) -> str:
+    """What a command that was stopped leaves, for its last line."""
+    match command:
+        case "run":
+            return "no verdict was written; run it again to go on from there"
+        case "quantize":
+            return "no artifact was written; run it again to go on from there"
+        case "serve":
+            return "nothing is served any more"
+        case _:
+            return "no file is half-written"
+
+
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code; every failure becomes one line on standard error."""
     session = Session()
@@ -275,10 +290,10 @@ def run(arguments: Sequence[str]) -> int:
     except SystemExit:  # how click leaves when the pipe closes under a command's own output
         return EXIT_BROKEN_PIPE
     except (KeyboardInterrupt, click.Abort):
-        click.echo("quantpipe: interrupted; no verdict was written, and no file is half-written", err=True)
+        click.echo(f"quantpipe: interrupted; {_left_behind(session.command)}", err=True)
         return EXIT_INTERRUPTED
     except _TerminatedError:
-        click.echo("quantpipe: terminated; no verdict was written; run it again to go on from there", err=True)
+        click.echo(f"quantpipe: terminated; {_left_behind(session.command)}", err=True)
         return EXIT_TERMINATED
     except Exception as error:
         if session.debug:

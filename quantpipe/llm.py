@@ -66,8 +66,10 @@ class LLM:
         prompts are checked before any is run: RequestError for the first that can never be served.
         """
         listed = _listed(prompts)
-        encode = self.tokenizer.encode
-        token_ids = [encode(own, add_special_tokens=True) if isinstance(own, str) else own for own in listed]
+        token_ids = [
+            self._encode(number, own, add_special_tokens=True) if isinstance(own, str) else own
+            for number, own in enumerate(listed)
+        ]
         texts = [own if isinstance(own, str) else None for own in listed]
         return self._run(texts, token_ids, sampling_params, progress)
 
@@ -88,7 +90,8 @@ class LLM:
         is_one = bool(messages) and isinstance(messages[0], Mapping)
         conversations: Sequence[Any] = [messages] if is_one else messages
         texts = [self._template.render(conversation) for conversation in conversations]
-        return self._run(texts, [self.tokenizer.encode(text) for text in texts], sampling_params, progress)
+        token_ids = [self._encode(number, text) for number, text in enumerate(texts)]
+        return self._run(texts, token_ids, sampling_params, progress)
 
     def _run(
         self,
@@ -111,6 +114,12 @@ class LLM:
             for request_id in jobs:
                 self._engine.abort(request_id)  # only after an error or an interrupt is there anything left to drop
         return [job.completion(text, output) for job, text, output in zip(jobs.values(), texts, outputs, strict=True)]
+
+    def _encode(self, number: int, text: str, add_special_tokens: bool = False) -> list[int]:
+        try:
+            return self.tokenizer.encode(text, add_special_tokens)
+        except RequestError as error:
+            raise RequestError(f"prompts[{number}]: {error}", error.param) from None
 
     def _add(self, number: int, prompt_ids: Sequence[int], params: SamplingParams) -> str:
         try:
@@ -220,6 +229,8 @@ def _listed(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
     """A list of prompts; one prompt alone may come as it is."""
     if isinstance(prompts, str):
         return [prompts]
+    if not isinstance(prompts, Sequence):
+        raise RequestError(f"prompts: {prompts!r} is neither a text nor a list of token ids or prompts", "prompts")
     token_ids = [part for part in prompts if isinstance(part, int)]
     if token_ids and len(token_ids) == len(prompts):
         return [token_ids]

@@ -21,6 +21,7 @@ from quantpipe.calibration.stored.manifest import BuildRequest, calibration_mani
 from quantpipe.calibration.templates.renderer import Renderer
 from quantpipe.errors import DataError
 from quantpipe.report import Progress, no_progress
+from quantpipe.wording import count_of
 
 FEW_SAMPLES = 16
 MANY_BAD_FRAC = 0.1
@@ -162,5 +163,4 @@ def _notes(packed: Packed, budget: Budget, renderer: Renderer) -> Iterator[str]:
         yield f"calibration: samples are very short ({mean_tokens:.1f} tokens on average); give longer ones"
     for num, end, token in ((renderer.num_double_bos, "began", "BOS"), (renderer.num_double_eos, "ended", "EOS")):
         if num:
-            samples = "sample" if num == 1 else "samples"
-            yield f"calibration: {num} {samples} {end} with more than one {token}; one was kept"
+            yield f"calibration: {count_of(num, 'samples')} {end} with more than one {token}; one was kept"

@@ -138,6 +138,8 @@ class Engine:
             token_ids = tuple(map(operator.index, prompt_ids))
         except TypeError as error:
             raise RequestError(f"prompt: not a list of token ids ({error})", "prompt") from None
+        if bool in set(map(type, prompt_ids)):
+            raise RequestError("prompt: True and False are no token ids", "prompt")
         now_s = time.monotonic()
         request = Request(
             request_id, token_ids, params, prompt_logits_sink, cache_salt, priority, qos, deadline_s, arrival_s=now_s

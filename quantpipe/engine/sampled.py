@@ -92,8 +92,10 @@ class Sampled:
         if params.repetition_penalty != 1:
             limits = np.finfo(np.float32)
             penalty = np.float32(np.clip(params.repetition_penalty, limits.tiny, limits.max))
-            with np.errstate(over="ignore"):  # a row without a finite largest logit is not sampled from
-                logits_U = np.where(logits_U > 0, logits_U / penalty, logits_U * penalty)
+            with np.errstate(over="ignore"):
+                penalised_U = np.where(logits_U > 0, logits_U / penalty, logits_U * penalty)
+            # What was -inf stays so; what is too large to say is as large as can be said, and still a token to choose.
+            logits_U = np.where(np.isinf(logits_U), logits_U, np.clip(penalised_U, limits.min, limits.max))
         if params.frequency_penalty:
             logits_U = logits_U - num_times_U * np.float32(params.frequency_penalty)
         if params.presence_penalty:

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from quantpipe.errors import EXIT_GATE_FAILED, EXIT_PASS, EXIT_UNSURE, RecipeError
+from quantpipe.wording import count_of
 
 MIN_CONFIDENCE = 0.90  # two-sided, i.e. 95 % on the side of the limit
 MAX_USEFUL_SAMPLES = 10**7  # above this, "how many samples would decide" is no longer advice
@@ -227,7 +228,7 @@ def measurement_problem(measurement: Measurement, num_expected: int = 0) -> str 
     if not MIN_CONFIDENCE - 1e-9 <= measurement.confidence < 1:
         return f"the interval's confidence is {measurement.confidence:g}; at least {MIN_CONFIDENCE:g} is needed"
     if measurement.num_samples < num_needed:
-        return f"only {_count(measurement.num_samples, metric.samples)}; at least {num_needed:,} are needed"
+        return f"only {count_of(measurement.num_samples, metric.samples)}; at least {num_needed:,} are needed"
     return None
 
 
@@ -246,15 +247,11 @@ def _reason(verdict: Verdict, limit: Limit, measurement: Measurement) -> str:
     metric = metric_of(measurement.name)
     samples = metric.samples if metric is not None else "samples"
     if math.isinf(measurement.low) and math.isinf(measurement.high):
-        return f"no interval could be computed from {_count(measurement.num_samples, samples)}; more are needed"
+        return f"no interval could be computed from {count_of(measurement.num_samples, samples)}; more are needed"
     num_needed = samples_to_decide(limit, measurement)
     if num_needed is None:
         return "the limit is inside the interval, too close to the value for more samples to decide"
     return f"the limit is inside the interval; roughly {num_needed:,} {samples} would decide"
-
-
-def _count(num_samples: int, plural: str) -> str:
-    return f"{num_samples:,} {plural if num_samples != 1 else plural.removesuffix('s')}"
 
 
 def samples_to_decide(limit: Limit, measurement: Measurement) -> int | None:

@@ -4,6 +4,7 @@ Three kinds of fields: those served, checked in range; those of ``IGNORED``, whi
 ``NEUTRAL``, which are not served yet and are taken only at the value that asks for nothing. Anything else is an error.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
@@ -102,6 +103,16 @@ def _check_prompt(prompt: Any) -> Any:
         )
     if not prompt or (isinstance(prompt, list) and any(part in ("", []) for part in prompt)):
         raise PydanticCustomError("prompt_empty", "must not be empty, nor contain an empty prompt")
+    parts = prompt if isinstance(prompt, list) else []
+    kinds = set(map(type, parts))
+    if not (kinds <= {str} or kinds == {int} or kinds == {list}):
+        raise PydanticCustomError("prompt_type", "must hold texts, token ids or lists of token ids, one kind only")
+    for token_ids in parts if kinds == {list} else [parts] if kinds == {int} else []:
+        if set(map(type, token_ids)) != {int} or min(token_ids) < 0:
+            wrong = next(own for own in token_ids if type(own) is not int or own < 0)
+            raise PydanticCustomError(
+                "token_id", "must hold whole numbers from 0 as token ids, not {id}", {"id": _shown(json.dumps(wrong))}
+            )
     return prompt
 
 

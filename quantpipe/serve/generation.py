@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from quantpipe.engine.request import FinishReason, StepOutput, TokenLogprob
-from quantpipe.engine.tokenizer import DetokenizerStream
+from quantpipe.engine.tokenizer import REPLACEMENT, DetokenizerStream
 from quantpipe.serve.replies import FinishWord
 from quantpipe.serve.stops import StopMatcher
 from quantpipe.serve.submission import EngineFailedError, Submission
@@ -69,7 +69,10 @@ class ChoiceText:
             if self._matcher.stopped:
                 break
         if output.finish_reason is not None and not self._matcher.stopped:
-            text += self._read(self._detokenizer.finish())
+            held = self._detokenizer.finish()
+            if output.finish_reason is FinishReason.LENGTH:
+                held = held.rstrip(REPLACEMENT)  # max_tokens cut a character in two: its first half is no text
+            text += self._read(held)
             text += self._matcher.finish()
         return self._delta(text, output)
 

@@ -1,6 +1,7 @@
 """Minimum length, bias and penalties against transformers' processors, in vLLM's order."""
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -76,6 +77,14 @@ def test_only_what_asks_for_it_is_adjusted() -> None:
 def test_minimum_length_holds_back_the_end_even_where_it_is_ignored() -> None:
     own = Sampled(SamplingParams(min_tokens=1, ignore_eos=True, stop_token_ids=(2,)), eos_token_ids=[0])
     assert own.adjust(np.ones(4, dtype=np.float32)).tolist() == [-np.inf, 1.0, -np.inf, 1.0]
+
+
+@pytest.mark.parametrize("penalty", [1e-308, 1e-40, 1e308])
+def test_penalties_as_extreme_as_can_be_asked_for_leave_a_token_to_choose(penalty: float) -> None:
+    own = Sampled(SamplingParams(min_tokens=1, repetition_penalty=penalty), [1, 2], eos_token_ids=[0, 2])
+    adjusted = own.adjust(np.array([5, 3, -2, -7], dtype=np.float32))
+    assert adjusted[[0, 2]].tolist() == [-np.inf, -np.inf]
+    assert np.isfinite(adjusted[[1, 3]]).all()
 
 
 def test_each_token_has_a_draw_of_its_own_and_looking_ahead_changes_nothing() -> None:

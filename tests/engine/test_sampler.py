@@ -149,10 +149,10 @@ def test_row_that_leaves_nothing_to_choose_gives_none_and_the_others_their_token
         Sampled(SamplingParams(temperature=temperature)),
         Sampled(SamplingParams(temperature=temperature, min_tokens=1, stop_token_ids=(0, 1))),
         Sampled(SamplingParams(temperature=temperature, min_tokens=1, stop_token_ids=(1,))),
-        Sampled(SamplingParams(temperature=temperature, repetition_penalty=1e-9), [0]),
+        Sampled(SamplingParams(temperature=temperature, repetition_penalty=1e-9), [0]),  # too large to say, yet a token
         Sampled(SamplingParams(temperature=temperature)),
     ]
-    assert sample(np.array(rows, dtype=np.float32), requests) == [None, None, None, None, 1]
+    assert sample(np.array(rows, dtype=np.float32), requests) == [None, None, None, 0, 1]
 
 
 def test_rows_without_a_largest_logit_are_unusable() -> None:

@@ -73,6 +73,31 @@ def test_logit_bias_of_another_shape_is_refused(bias: Any, message: str) -> None
     assert message in error["msg"] and len(error["msg"]) < 200
 
 
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ([-1], "not -1"),
+        ([True, False], "one kind only"),
+        ([1, "a"], "one kind only"),
+        (["a", None], "one kind only"),
+        ([[1], [2, 3.5]], "not 3.5"),
+        ([[1], ["b"]], 'not "b"'),
+        ([[1], {}], "one kind only"),
+        ([1, None], "one kind only"),
+        (5, "must be a string, a list"),
+        ([], "must not be empty"),
+        ([[1], []], "must not be empty"),
+    ],
+    ids=repr,
+)
+def test_prompt_of_another_shape_is_refused_by_what_is_wrong_with_it(prompt: Any, message: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        CompletionRequest(model="m", prompt=prompt)
+    [error] = caught.value.errors()
+    assert error["loc"] == ("prompt",)
+    assert message in error["msg"]
+
+
 json_numbers = st.integers(-(10**30), 10**30) | st.floats() | st.booleans() | st.none() | st.text(max_size=3)
 
 

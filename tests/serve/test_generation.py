@@ -39,6 +39,19 @@ def test_characters_are_never_split_and_add_up_to_the_text(tokenizer: Tokenizer,
     assert [token.logprob.token_id for delta in made for token in delta.tokens] == tokenizer.encode(text)
 
 
+def test_half_a_character_at_the_token_limit_is_no_text(tokenizer: Tokenizer) -> None:
+    cut = tokenizer.decode(tokenizer.encode("a好")[:-1])
+    assert cut == "a\ufffd"
+    for end, expected in ((FinishReason.LENGTH, "a"), (FinishReason.STOP, cut)):
+        choice = ChoiceText(tokenizer.stream(), [])
+        token_ids = [*tokenizer.encode("a好")[:-1], *([EOS] if end is FinishReason.STOP else [])]
+        text = "".join(
+            choice.push(StepOutput("r", (token_id,), (), end if number == len(token_ids) else None)).text
+            for number, token_id in enumerate(token_ids, 1)
+        )
+        assert text == expected
+
+
 def test_stop_string_across_tokens_ends_the_choice_and_takes_its_tokens_along(tokenizer: Tokenizer) -> None:
     made = deltas(tokenizer, "one</end>two", ["</end>"])
     assert "".join(delta.text for delta in made) == "one"
@@ -80,10 +93,3 @@ def test_several_tokens_in_one_step_stop_at_the_stop_string(tokenizer: Tokenizer
     choice = ChoiceText(tokenizer.stream(), ["END"])
     delta = choice.push(StepOutput("r", tuple(tokenizer.encode("okENDmore")), (), None))
     assert (delta.text, delta.num_tokens, delta.finish_reason) == ("ok", 5, "stop")
-
-
-def test_unfinished_character_at_the_end_becomes_a_replacement_character(tokenizer: Tokenizer) -> None:
-    choice = ChoiceText(tokenizer.stream(), ())
-    first_byte = tokenizer.encode("好")[0]
-    delta = choice.push(StepOutput("r", (first_byte,), (), FinishReason.LENGTH))
-    assert delta.text == "\ufffd"

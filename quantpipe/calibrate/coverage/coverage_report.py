@@ -15,6 +15,7 @@ from quantpipe.calibration.views.coverage import (
 from quantpipe.gate.report import figure, inline, markdown_table
 from quantpipe.quantize.activation_coverage import ActivationCoverage, InputCoverage
 from quantpipe.quantize.channel_ranges import BeyondRange
+from quantpipe.wording import count_of
 
 # A statistic that the second half of the sequences changes by more than this still moves.
 MOVING_FRAC = 0.05
@@ -78,7 +79,7 @@ def saturation_sentence(coverage: ActivationCoverage) -> str:
 
 
 def _text_parts(text: Coverage) -> Iterator[str]:
-    yield f"{text.num_tokens:,} tokens of {text.num_documents:,} documents."
+    yield f"{text.num_tokens:,} tokens of {count_of(text.num_documents, 'documents')}."
     yield f"![Tokens by domain, language and length]({TEXT_PLOT})"
     if any(not each.name.isascii() for each in text.domains):
         yield "A name that the plots have no letters for is a number there: its row in the tables."

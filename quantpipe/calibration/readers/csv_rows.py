@@ -13,6 +13,7 @@ from quantpipe.calibration.readers.files import LONGEST, MAX_ROW_BYTES
 from quantpipe.calibration.readers.lines import Lines, LongRow
 from quantpipe.calibration.rows import EMPTY, Row, RowError, RowProblems, SourceReading, leave_out
 from quantpipe.errors import DataError
+from quantpipe.wording import count_of
 
 Records = Iterator[tuple[int, list[str], RowError | None]]
 MOST_COMPARED = 1000  # rows that are looked at where the first one has none of the names that the set uses
@@ -45,7 +46,7 @@ def read_csv(
         if flaw is None and len(record) != len(header):
             names = "the first row" if source.columns is None else "the list of columns"
             flaw = RowError(
-                f"the row has {_columns(len(record))}, {names} {len(header)}; quote columns with commas",
+                f"the row has {count_of(len(record), 'columns')}, {names} {len(header)}; quote columns with commas",
                 "wrong number of columns",
             )
         if flaw is None:
@@ -76,10 +77,6 @@ def _records(lines: Lines, file: Path, delimiter: str) -> Records:
                 raise DataError(f"{file}:{start}: {text}") from None
             flaw = RowError(_malformed(start, lines.number), "text after a closing quote")
         yield start, record, lines.end_row() or flaw
-
-
-def _columns(number: int) -> str:
-    return "1 column" if number == 1 else f"{number} columns"
 
 
 def _malformed(start: int, end: int) -> str:

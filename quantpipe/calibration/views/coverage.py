@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quantpipe.calibration.calibration_set import CalibrationSet, Document
+from quantpipe.wording import count_of
 
 # Windows of held-out token ids by domain.
 HeldOutIds = Mapping[str, Sequence[Sequence[int]]]
@@ -90,7 +91,7 @@ def render_text(coverage: Coverage) -> str:
 
 
 def _lines(coverage: Coverage) -> Iterator[str]:
-    yield f"{coverage.num_tokens:,} tokens of {coverage.num_documents:,} documents"
+    yield f"{coverage.num_tokens:,} tokens of {count_of(coverage.num_documents, 'documents')}"
     for title, shares in (
         ("domain", coverage.domains),
         ("language", coverage.languages),
@@ -118,7 +119,7 @@ def share_lines(shares: Sequence[Share]) -> list[str]:
     width = max((len(share.name) for share in shown), default=0)
     return [
         f"{share.name:<{width}}  {share.num_tokens:>11,} tokens  {_frac(share.num_tokens, total):>6.1%}  "
-        f"{share.num_documents:>9,} documents"
+        f"{share.num_documents:>9,} document{'s' if share.num_documents != 1 else ''}"
         for share in shown
     ]
 

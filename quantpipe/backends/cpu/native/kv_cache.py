@@ -67,8 +67,8 @@ class NativeKVCache:
         if self.block_size % self._tile == 0:
             return ()
         return (
-            f"attention reads KV blocks of {self.block_size} tokens one by one, slower; engine.block_size: a multiple of "
-            f"{self._tile} is faster",
+            f"KV blocks of {self.block_size} tokens are read one token at a time, slower; engine.block_size: a "
+            f"multiple of {self._tile} is faster",
         )
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
