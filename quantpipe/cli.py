@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,7 +18,7 @@ from quantpipe import __version__
 from quantpipe.cache import cache_folder
 from quantpipe.cli_bench import bench
 from quantpipe.cli_calibrate import calibrate
-from quantpipe.cli_options import open_reporter, read_recipe, recipe_arguments
+from quantpipe.cli_options import open_reporter, read_recipe, read_settings, recipe_arguments
 from quantpipe.cli_traceback import one_line, traceback_text
 from quantpipe.errors import EXIT_DATA, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_PASS, EXIT_USAGE, QuantpipeError
 
@@ -189,6 +189,13 @@ def verify(artifact: Path) -> int:
     type=click.Choice(["int8", "int16", "float32"]),
     help="What they are rounded to under weight-only schemes.",
 )
+@click.option(
+    "--engine",
+    "engine_settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Any other setting of the engine, such as max_prefill_chunk=128 (docs/serving.md). May be repeated.",
+)
 @click.option("--skip-verify", is_flag=True, help="Start without checking digests: faster for large models.")
 def serve(
     artifact: Path,
@@ -209,6 +216,7 @@ def serve(
     sink_tokens: int,
     num_threads: int | None,
     activations: "Activations",
+    engine_settings: tuple[str, ...],
     skip_verify: bool,
 ) -> None:
     """Serve ARTIFACT over the OpenAI API until interrupted."""
@@ -216,22 +224,23 @@ def serve(
     from quantpipe.formats.artifact import require_intact
     from quantpipe.serve.server import run_server
 
-    config = EngineConfig(
-        backend=backend,
-        kv_dtype=kv_dtype,
-        max_model_len=max_model_len,
-        max_num_seqs=max_num_seqs,
-        policy=policy,
-        kv_cache_memory=kv_cache_memory,
-        memory_utilization=memory_utilization,
-        prefix_cache=prefix_cache,
-        speculative=speculative,
-        num_draft_tokens=num_draft_tokens,
-        window_tokens=window_tokens,
-        sink_tokens=sink_tokens,
-        num_threads=num_threads,
-        activations=activations,
-    )
+    flags: dict[str, Any] = {
+        "backend": backend,
+        "kv_dtype": kv_dtype,
+        "max_model_len": max_model_len,
+        "max_num_seqs": max_num_seqs,
+        "policy": policy,
+        "kv_cache_memory": kv_cache_memory,
+        "memory_utilization": memory_utilization,
+        "prefix_cache": prefix_cache,
+        "speculative": speculative,
+        "num_draft_tokens": num_draft_tokens,
+        "window_tokens": window_tokens,
+        "sink_tokens": sink_tokens,
+        "num_threads": num_threads,
+        "activations": activations,
+    }
+    config = EngineConfig.of(flags | read_settings(engine_settings, flags))
     if not skip_verify:
         require_intact(artifact)
     run_server(artifact, config, host, port, model_name)

@@ -1,6 +1,6 @@
 """Options and start-up that commands share. Everything heavy is imported inside."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -53,3 +53,25 @@ def open_reporter(quiet: bool) -> "Reporter":
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     return Reporter(quiet)
+
+
+def read_settings(options: Sequence[str], flags: Collection[str]) -> dict[str, Any]:
+    """What ``--engine KEY=VALUE`` options say, values read as YAML. RecipeError for one that has a flag of its own."""
+    import yaml
+
+    from quantpipe.errors import RecipeError
+
+    settings: dict[str, Any] = {}
+    for option in options:
+        name, separator, text = option.partition("=")
+        if not separator:
+            raise RecipeError(f"--engine: '{option}' is not KEY=VALUE")
+        if name in flags:
+            raise RecipeError(f"--engine: {name} has an option of its own, --{name.replace('_', '-')}")
+        if name in settings:
+            raise RecipeError(f"--engine: {name} is given twice")
+        try:
+            settings[name] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise RecipeError(f"--engine: the value of {name}, '{text}', cannot be read") from None
+    return settings

@@ -17,7 +17,7 @@ from quantpipe.engine.request import FinishReason, RequestOutput, SampleOutput
 from quantpipe.engine.sampling_params import SamplingParams
 from quantpipe.engine.stats import EngineStats
 from quantpipe.engine.tokenizer import Tokenizer
-from quantpipe.errors import RecipeError, RequestError, suggest
+from quantpipe.errors import RequestError
 from quantpipe.formats.artifact import require_intact
 from quantpipe.serve.chat import ChatTemplate
 from quantpipe.serve.generation import ChoiceText
@@ -35,7 +35,7 @@ class LLM:
 
     def __init__(self, artifact: str | Path, *, verify: bool = True, **settings: Any) -> None:
         folder = Path(artifact)
-        config = _engine_config(settings)
+        config = EngineConfig.of(settings)
         if verify:
             require_intact(folder)
         self.tokenizer = Tokenizer.open(folder)
@@ -215,14 +215,6 @@ class _Bar(AbstractContextManager["_Bar"]):
         elapsed_s = self._progress.tasks[self._task].elapsed or 0.0
         rate = f"{self._num_tokens / elapsed_s:.1f} tok/s" if elapsed_s else ""
         self._progress.update(self._task, advance=num_finished, rate=rate)
-
-
-def _engine_config(settings: Mapping[str, Any]) -> EngineConfig:
-    known = [own.name for own in dataclasses.fields(EngineConfig)]
-    for name in settings:
-        if name not in known:
-            raise RecipeError(f"LLM: unknown setting '{name}'{suggest(name, known)}")
-    return EngineConfig(**settings)
 
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:

@@ -189,6 +189,17 @@ def test_a_recipes_set_is_checked_with_it_down_to_missing_files(
     assert "unknown bad_rows 'keep'" in capsys.readouterr().err
 
 
+def test_settings_of_the_engine_reach_it_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    from quantpipe.engine.config import EngineConfig
+
+    seen: list[EngineConfig] = []
+    monkeypatch.setattr("quantpipe.serve.server.run_server", lambda _folder, config, *_: seen.append(config))
+    settings = ["max_prefill_chunk=128", "target_step_s=1", "batching=static", "num_kv_blocks=null"]
+    options = [part for setting in settings for part in ("--engine", setting)]
+    assert cli.run(["serve", "nowhere", "--skip-verify", "--max-num-seqs", "4", *options]) == 0
+    assert seen == [EngineConfig(max_num_seqs=4, max_prefill_chunk=128, target_step_s=1, batching="static")]
+
+
 def test_serve_offers_every_policy_and_drafter_of_the_engine() -> None:
     from quantpipe.engine.policies import POLICIES
     from quantpipe.engine.speculative.drafter import DRAFTERS, NO_DRAFTER
@@ -206,9 +217,22 @@ def test_serve_offers_every_policy_and_drafter_of_the_engine() -> None:
         (["--memory-utilization", "nan"], "engine.memory_utilization: nan is outside (0, 1]"),
         (["--memory-utilization", "0"], "quantpipe serve: Invalid value for '--memory-utilization'"),
         (["--kv-cache-memory", "0"], "quantpipe serve: Invalid value for '--kv-cache-memory'"),
+        (
+            ["--engine", "max_prefil_chunk=3"],
+            "engine.max_prefil_chunk: unknown setting; did you mean 'max_prefill_chunk'?",
+        ),
+        (["--engine", "max_prefill_chunk=many"], "engine.max_prefill_chunk: 'many' is no whole number or null"),
+        (["--engine", "max_prefill_chunk=true"], "engine.max_prefill_chunk: True is no whole number or null"),
+        (["--engine", "max_prefill_chunk=0"], "engine.max_prefill_chunk: 0 is below 1"),
+        (["--engine", "batching=[static]"], "engine.batching: ['static'] is no text"),
+        (["--engine", "batching=sttic"], "engine.batching: unknown 'sttic'; did you mean 'static'?"),
+        (["--engine", "target_step_s={"], "--engine: the value of target_step_s, '{', cannot be read"),
+        (["--engine", "block_size"], "--engine: 'block_size' is not KEY=VALUE"),
+        (["--engine", "max_num_seqs=4"], "--engine: max_num_seqs has an option of its own, --max-num-seqs"),
+        (["--engine", "block_size=4", "--engine", "block_size=8"], "--engine: block_size is given twice"),
     ],
 )
-def test_memory_that_serve_cannot_have_is_refused_in_one_line(
+def test_settings_that_serve_cannot_have_is_refused_in_one_line(
     options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.run(["serve", "nowhere", *options]) == 2

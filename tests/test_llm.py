@@ -161,8 +161,10 @@ def test_an_interrupt_leaves_nothing_behind(llm: LLM, monkeypatch: pytest.Monkey
 
 
 def test_unknown_setting_or_folder_is_refused_with_what_there_is(tiny_llama: Path, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"LLM: unknown setting 'max_num_seq'; did you mean 'max_num_seqs'\?"):
+    with pytest.raises(RecipeError, match=r"engine.max_num_seq: unknown setting; did you mean 'max_num_seqs'\?"):
         LLM(tiny_llama, max_num_seq=3)
+    with pytest.raises(RecipeError, match=r"engine.max_num_seqs: '3' is no whole number"):
+        LLM(tiny_llama, max_num_seqs="3")
     with pytest.raises(ArtifactError):
         LLM(tmp_path)
     assert issubclass(RecipeError, QuantpipeError)

@@ -56,10 +56,6 @@ class ReferenceKVStore:
             parameters_CJP = self.parameters[blocks].flatten(0, 1)[:context_len]
         return decode_kv(codes_CJW, parameters_CJP, self.rule, self.scale_J1)
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        return ()
-
     def copy_blocks(self, sources: Tensor, destinations: Tensor) -> None:
         """Give destination blocks what the sources hold."""
         for stored in (self.codes, self.parameters):
@@ -102,6 +98,10 @@ class ReferenceKVCache:
     @property
     def num_bytes(self) -> int:
         return sum(store.num_bytes for store in (*self.keys, *self.values))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return ()
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, (source, destination) each, in every layer."""

@@ -1,7 +1,9 @@
 """What one engine is built with. Plain dataclass: the runtime runs where pydantic is not installed."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from quantpipe.backends.protocol import ACTIVATION_BITS, Activations
 from quantpipe.engine.admission import ADMISSIONS
@@ -66,6 +68,17 @@ class EngineConfig:
     num_threads: int | None = None
     activations: Activations = "int16"
     activation_divisor: float = 127.0
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> "EngineConfig":
+        """From settings by name. RecipeError for a name that is not there, and for a value of another type."""
+        kinds = get_type_hints(cls)
+        for name, value in settings.items():
+            if name not in kinds:
+                raise RecipeError(f"engine.{name}: unknown setting{suggest(name, kinds)}")
+            if not _is_of(value, kinds[name]):
+                raise RecipeError(f"engine.{name}: {value!r} is no {_called(kinds[name])}")
+        return cls(**settings)
 
     def __post_init__(self) -> None:
         for name in (
@@ -139,3 +152,18 @@ class EngineConfig:
         given = [f"engine.{name}" for name in names if getattr(self, name) is not None]
         if len(given) > 1:
             raise RecipeError(f"{given[1]}: the pool of KV blocks is sized by {given[0]} already; give one of them")
+
+
+def _is_of(value: object, kind: Any) -> bool:
+    """Whether a value is of the type that a setting is annotated with; whole numbers are numbers, truth is none."""
+    options = get_args(kind) or (kind,)
+    if get_origin(kind) is Literal:  # which words there are, and what is near, is for later checks
+        return isinstance(value, str)
+    return type(value) in options or (type(value) is int and float in options)
+
+
+def _called(kind: Any) -> str:
+    names = {int: "whole number", float: "number", bool: "true or false", str: "text", type(None): "null"}
+    if get_origin(kind) is Literal:
+        return names[str]
+    return " or ".join(names[option] for option in get_args(kind) or (kind,))

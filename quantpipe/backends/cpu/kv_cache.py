@@ -57,10 +57,6 @@ class CpuKVStore:
         scale_h111 = None if self.scale_h1 is None else self.scale_h1.view(-1, 1, 1, 1)
         return decode_kv(codes_hSCW, parameters_hSCP, self.rule, scale_h111)
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        return ()
-
     def copy_blocks(self, sources: Tensor, destinations: Tensor) -> None:
         """Give destination blocks what the sources hold."""
         for stored in (self.codes, self.parameters):
@@ -118,6 +114,10 @@ class CpuKVCache:
     @property
     def num_bytes(self) -> int:
         return sum(store.num_bytes for stores in self.layers for store in stores)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return ()
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, (source, destination) each, in every layer."""
