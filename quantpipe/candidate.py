@@ -24,8 +24,9 @@ from quantpipe.calibration.views.coverage import HeldOutIds
 from quantpipe.engine.config import EngineConfig
 from quantpipe.errors import ArtifactError, DataError, RecipeError
 from quantpipe.evaluate.parity import check_parity, require_parity
-from quantpipe.formats.artifact import Artifact, file_digest, verify
+from quantpipe.formats.artifact import Artifact, verify
 from quantpipe.formats.artifact_writer import estimated_bytes, write_artifact
+from quantpipe.formats.digests import file_digest
 from quantpipe.formats.kv_scales import KV_SCALES_NAME
 from quantpipe.gate.record import library_versions, withdraw_verdict, write_text_atomically
 from quantpipe.gate.report import ParityRow

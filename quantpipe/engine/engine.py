@@ -46,7 +46,8 @@ from quantpipe.engine.speculative.drafter import DRAFTERS, NO_DRAFTER, Drafter
 from quantpipe.engine.stats import EngineCounters, EngineStats
 from quantpipe.engine.warm_up import take_first_steps
 from quantpipe.errors import ArtifactError, QuantpipeError, RecipeError, RequestError, suggest
-from quantpipe.formats.artifact import MANIFEST_NAME, Artifact
+from quantpipe.formats.artifact import Artifact
+from quantpipe.formats.digests import MANIFEST_NAME
 from quantpipe.formats.kv_mode import KV_MODES
 
 # Scoring keeps float32 logits of many positions at once: a step takes only as many as fit in this.

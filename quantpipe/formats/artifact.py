@@ -9,38 +9,51 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from quantpipe.errors import ArtifactError, RecipeError
+from quantpipe.formats.digests import (
+    MANIFEST_NAME,
+    Hashing,
+    file_digest,
+    read_json,
+    weight_files,
+)
 from quantpipe.formats.kv_scales import KV_SCALES_NAME
 from quantpipe.formats.scheme import TensorSpec, WeightScheme, scheme_from_config_group
-
-MANIFEST_NAME = "quantpipe.json"
-WEIGHTS_NAME = "model.safetensors"
-INDEX_NAME = "model.safetensors.index.json"
+from quantpipe.formats.weight_file import TensorPlace, read_header
 
 # A module is quantized where any of these is stored: a partly deleted module must not pass for an ordinary one.
 _QUANTIZED_SUFFIXES = ("weight_packed", "weight_scale", "weight_shape", "weight_zero_point")
-_HASH_CHUNK_BYTES = 1 << 20
+_DTYPES = {
+    **{"BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32},
+    **{"I64": torch.int64, "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64},
+    **{"U16": torch.uint16, "U32": torch.uint32, "U64": torch.uint64},
+    **{"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2},
+}
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where a tensor lies and what its file's header says of it.
+    """Where a tensor lies, under which ``name``, and what its file's header says of it.
 
-    A folder may be read under other names and as another layout than its files hold: then ``name`` is the tensor's in
-    the file, ``view`` makes what is read of it, and ``spec`` is what that gives.
+    A folder may be read under other names and as another layout than its files hold: then ``view`` makes what is read
+    of it, and ``spec`` is what that gives.
     """
 
-    file: Path
+    name: str
+    place: TensorPlace
     spec: TensorSpec
-    name: str | None = None
     view: Callable[[torch.Tensor], torch.Tensor] | None = None
+
+    @property
+    def file(self) -> Path:
+        return self.place.file
 
 
 @dataclass(frozen=True)
@@ -68,10 +81,14 @@ class Artifact:
     def _read(cls, folder: Path) -> "Artifact":
         if not folder.is_dir():
             raise ArtifactError(f"{folder}: no such folder; give the folder that holds config.json")
-        config = _read_json(folder / "config.json")
+        config = read_json(folder / "config.json")
         manifest_path = folder / MANIFEST_NAME
-        manifest = _read_json(manifest_path) if manifest_path.exists() else None
-        stored = {name: tensor for file in _weight_files(folder) for name, tensor in _read_header(file)}
+        manifest = read_json(manifest_path) if manifest_path.exists() else None
+        stored = {
+            name: StoredTensor(name, place, place.spec)
+            for file in weight_files(folder)
+            for name, place in read_header(file).items()
+        }
         return cls(folder, config, manifest, stored, _schemes(folder, config, stored))
 
     def tensor_names(self) -> frozenset[str]:
@@ -85,11 +102,7 @@ class Artifact:
         if name not in self.stored:
             raise ArtifactError(f"{self.folder}: tensor {name} is missing; the folder is incomplete, make it again")
         stored = self.stored[name]
-        try:
-            with safe_open(stored.file, framework="pt") as file:
-                tensor: torch.Tensor = file.get_tensor(stored.name or name)
-        except (OSError, SafetensorError) as error:
-            raise ArtifactError(f"{stored.file}: cannot read {name}: {error}") from error
+        tensor = _read(stored)
         return tensor if stored.view is None else stored.view(tensor)
 
     @property
@@ -102,7 +115,7 @@ class Artifact:
         """SHA-256 over config.json, weight files in order of name, and KV scales: what is served, whoever wrote it."""
         total = hashlib.sha256()
         scales = self.folder / KV_SCALES_NAME
-        for path in [self.folder / "config.json", *_weight_files(self.folder), *([scales] if scales.is_file() else [])]:
+        for path in [self.folder / "config.json", *weight_files(self.folder), *([scales] if scales.is_file() else [])]:
             total.update(f"{path.name}:{file_digest(path)}\n".encode())
         return total.hexdigest()
 
@@ -148,48 +161,44 @@ class Artifact:
                 yield f"tensor {module}.{suffix} is {_show(found.spec)}; scheme {scheme.name} stores {_show(spec)}"
 
 
-def verify(folder: Path) -> list[str]:
+def verify(folder: Path, hashing: Hashing | None = None) -> list[str]:
     """Every fault found in an artifact: structure, the SHA-256 of each tensor and of each other file. [] is clean.
 
-    Raises ArtifactError where the folder cannot be read at all, or carries no manifest to verify against.
+    ``hashing`` of this folder may have begun before. Raises ArtifactError where the folder cannot be read at all, or
+    carries no manifest to verify against.
     """
     artifact = Artifact._read(folder)
     if artifact.manifest is None:
         raise ArtifactError(f"{folder}: no {MANIFEST_NAME}, so there is nothing to verify against")
     problems = list(artifact.structural_problems())
+    digests = (hashing or Hashing(folder)).result()
     promised = artifact.manifest.get("tensors", {})
     for name, entry in promised.items():
-        if name in artifact.stored and tensor_digest(artifact.tensor(name)) != entry["sha256"]:
+        if name in artifact.stored and digests.tensors.get(name) != entry["sha256"]:
             problems.append(f"tensor {name} differs from its digest in the manifest")
     problems += [f"tensor {name} is not in the manifest" for name in sorted(artifact.stored.keys() - promised.keys())]
     for name, digest in artifact.manifest.get("files", {}).items():
         if not (folder / name).is_file():
             problems.append(f"file {name} is missing; the manifest lists it")
-        elif file_digest(folder / name) != digest:
+        elif digests.files.get(name) != digest:
             problems.append(f"file {name} differs from its digest in the manifest")
     return problems
 
 
-def require_intact(folder: Path) -> None:
-    """Raise ArtifactError for the first fault of a folder that has a manifest; an ordinary folder has none to break."""
+def require_intact(folder: Path, hashing: Hashing | None = None) -> None:
+    """Raise ArtifactError for the first fault of a folder that has a manifest; an ordinary folder has none to break.
+
+    ``hashing`` of this folder may have begun before.
+    """
     if Artifact.open(folder).manifest is None:
         return
-    for problem in verify(folder):
+    for problem in verify(folder, hashing):
         raise ArtifactError(f"{folder}: {problem}; make the artifact again, or fetch it again")
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file, read in chunks."""
-    total = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_HASH_CHUNK_BYTES):
-            total.update(chunk)
-    return total.hexdigest()
 
 
 def tensor_digest(tensor: torch.Tensor) -> str:
     """SHA-256 of a tensor's bytes in row-major order."""
-    return hashlib.sha256(tensor.contiguous().flatten().view(torch.uint8).numpy().data).hexdigest()
+    return hashlib.sha256(_bytes_of(tensor.contiguous())).hexdigest()
 
 
 def matches(module: str, pattern: str, class_name: str = "Linear") -> bool:
@@ -211,19 +220,22 @@ def _schemes(folder: Path, config: dict[str, Any], stored: Mapping[str, StoredTe
             f"{folder}: quant_method '{declared.get('quant_method')}' cannot be served; known: compressed-tensors"
         )
     groups = list(declared.get("config_groups", {}).values())
+    scheme_of_group = cache(lambda number: scheme_from_config_group(groups[number]))
     try:
-        return {module: _scheme_for(module, groups, declared.get("ignore") or []) for module in modules}
+        return {module: scheme_of_group(_group_of(module, groups, declared.get("ignore") or [])) for module in modules}
     except RecipeError as error:
         raise ArtifactError(f"{folder}: {error}") from error
 
 
-def _scheme_for(module: str, groups: list[dict[str, Any]], ignore: list[str]) -> WeightScheme:
+def _group_of(module: str, groups: list[dict[str, Any]], ignore: list[str]) -> int:
+    """The number of the config group that declares a module's scheme."""
     if any(matches(module, pattern) for pattern in ignore):
         raise RecipeError(f"{module} is listed under ignore, yet is stored quantized")
-    by_name = [g for g in groups if any(t != "Linear" and matches(module, t) for t in g.get("targets", []))]
-    by_class = [g for g in groups if "Linear" in g.get("targets", [])]
-    for group in [*by_name, *by_class]:
-        return scheme_from_config_group(group)
+    targets = [group.get("targets", []) for group in groups]
+    by_name = (n for n, own in enumerate(targets) if any(t != "Linear" and matches(module, t) for t in own))
+    by_class = (n for n, own in enumerate(targets) if "Linear" in own)
+    for number in chain(by_name, by_class):
+        return number
     raise RecipeError(f"{module} is stored quantized, but no config group targets it")
 
 
@@ -234,39 +246,22 @@ def _quantized_module(name: str, tensor: StoredTensor) -> str | None:
     return None
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    index_path = folder / INDEX_NAME
-    if index_path.exists():
-        names = sorted(set(_read_json(index_path).get("weight_map", {}).values()))
-        files = [folder / name for name in names]
-    else:
-        files = [folder / WEIGHTS_NAME]
-    for file in files:
-        if not file.is_file():
-            raise ArtifactError(f"{file}: no such file; a model folder holds its weights as safetensors")
-    return files
-
-
-def _read_header(file: Path) -> Iterator[tuple[str, StoredTensor]]:
+def _read(stored: StoredTensor) -> torch.Tensor:
+    place = stored.place
+    dtype = _DTYPES.get(place.spec.dtype)
+    if dtype is None:
+        raise ArtifactError(f"{place.file}: cannot read {stored.name}: dtype {place.spec.dtype} is not known")
+    tensor = torch.empty(place.spec.shape, dtype=dtype)
     try:
-        with safe_open(file, framework="pt") as opened:
-            for name in opened.keys():  # noqa: SIM118 - safe_open is not a mapping
-                part = opened.get_slice(name)
-                yield name, StoredTensor(file, TensorSpec(part.get_dtype(), tuple(part.get_shape())))
-    except (OSError, SafetensorError) as error:
-        raise ArtifactError(f"{file}: not a readable safetensors file: {error}") from error
+        place.read_into(_bytes_of(tensor))
+    except OSError as error:
+        raise ArtifactError(f"{place.file}: cannot read {stored.name}: {error}") from error
+    return tensor
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        loaded = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ArtifactError(f"{path}: no such file; a model folder holds it") from error
-    except (OSError, ValueError) as error:
-        raise ArtifactError(f"{path}: not readable as JSON: {error}") from error
-    if not isinstance(loaded, dict):
-        raise ArtifactError(f"{path}: holds a JSON {type(loaded).__name__}; an object is expected")
-    return loaded
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The memory of a dense tensor."""
+    return tensor.flatten().view(torch.uint8).numpy().data
 
 
 def _show(spec: TensorSpec) -> str:

@@ -21,14 +21,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from quantpipe.errors import DataError
-from quantpipe.formats.artifact import (
-    INDEX_NAME,
-    MANIFEST_NAME,
-    WEIGHTS_NAME,
-    Artifact,
-    file_digest,
-    tensor_digest,
-)
+from quantpipe.formats.artifact import Artifact, tensor_digest
+from quantpipe.formats.digests import INDEX_NAME, MANIFEST_NAME, WEIGHTS_NAME, file_digest
 from quantpipe.formats.layout import decode, pack
 from quantpipe.formats.scheme import TensorSpec, WeightScheme
 

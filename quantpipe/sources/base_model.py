@@ -18,7 +18,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from quantpipe.errors import DataError, RecipeError, suggest
-from quantpipe.formats.artifact import Artifact, file_digest
+from quantpipe.formats.artifact import Artifact
+from quantpipe.formats.digests import file_digest
 from quantpipe.recipe.model_source import FolderSource, GgufSource, HubSource, PypiSource, parse_source
 from quantpipe.recipe.schema import ModelSection
 from quantpipe.sources.gguf_model import CONVERSION_VERSION, dequantize

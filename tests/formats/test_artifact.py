@@ -7,8 +7,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quantpipe.errors import ArtifactError
-from quantpipe.formats.artifact import Artifact, matches, verify
+from quantpipe.formats.artifact import Artifact, matches, require_intact, verify
 from quantpipe.formats.artifact_writer import QuantWeight, quantization_config, write_artifact
+from quantpipe.formats.digests import Hashing
 from quantpipe.formats.layout import absmax_scale, encode, minmax_scale
 from quantpipe.formats.scheme import WeightScheme, w4a16, w8a8, weight_only
 
@@ -148,3 +149,18 @@ def test_targets_match_by_class_name_and_regex() -> None:
     assert not matches("lm_head2", "lm_head")
     assert matches("model.layers.0.mlp.up_proj", r"re:.*\.up_proj$")
     assert not matches("model.layers.0.mlp.up_proj", "re:up_proj")
+
+
+def test_file_that_changes_under_an_open_artifact_is_refused(artifact: Artifact) -> None:
+    change_tensors(artifact.folder, lambda tensors: tensors.pop("model.norm.weight"))
+    with pytest.raises(ArtifactError, match="was changed while it was being read"):
+        artifact.tensor(f"{MODULE}.weight_scale")
+
+
+def test_hashing_that_began_before_is_used(artifact: Artifact) -> None:
+    require_intact(artifact.folder, Hashing(artifact.folder, num_threads=2))
+    data = bytearray((artifact.folder / "model.safetensors").read_bytes())
+    data[-1] ^= 1
+    (artifact.folder / "model.safetensors").write_bytes(data)
+    with pytest.raises(ArtifactError, match="differs from its digest in the manifest; make the artifact again"):
+        require_intact(artifact.folder, Hashing(artifact.folder, num_threads=2))

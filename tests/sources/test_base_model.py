@@ -19,7 +19,8 @@ from tokenizers import Tokenizer, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from quantpipe.errors import DataError, RecipeError
-from quantpipe.formats.artifact import Artifact, file_digest
+from quantpipe.formats.artifact import Artifact
+from quantpipe.formats.digests import file_digest
 from quantpipe.recipe.schema import ModelSection
 from quantpipe.sources import base_model
 from quantpipe.sources.base_model import BaseModel, resolve_model

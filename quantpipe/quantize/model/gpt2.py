@@ -69,7 +69,7 @@ def as_opt(base: Artifact) -> Artifact:
     for name, tensor in base.stored.items():
         short = name.removeprefix("transformer.")
         if not _UNUSED.fullmatch(short):
-            stored |= dict(_opt_tensors(base, short, replace(tensor, name=name)))
+            stored |= dict(_opt_tensors(base, short, tensor))
     return replace(base, config=config, stored=stored)
 
 

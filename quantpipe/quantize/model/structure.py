@@ -173,10 +173,7 @@ class StoredNames:
 
     def seen_through(self, base: Artifact) -> Artifact:
         """``base`` under the names that parameters have in the model."""
-        stored = {
-            name: replace(base.stored[kept], name=base.stored[kept].name or kept) for name, kept in self.of.items()
-        }
-        return replace(base, stored=stored)
+        return replace(base, stored={name: base.stored[kept] for name, kept in self.of.items()})
 
 
 def stored_names(model: nn.Module, base: Artifact) -> StoredNames:
