@@ -1,5 +1,6 @@
 """Models that many tests share: the committed trained one, and random ones whose weights do not matter."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,9 @@ import torch
 from architectures import MakeModel, save_model
 
 from quantpipe.report import Reporter
+
+# Processes that tests start load the same compiled kernels as they do: what is compiled twice takes twice as long.
+os.environ.setdefault("QUANTPIPE_EMULATED_ISA", "1")
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,7 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A library whose function tells which instruction sets its units were compiled for."""
     folder = tmp_path / "src"
     folder.mkdir()
+    monkeypatch.delenv("QUANTPIPE_EMULATED_ISA", raising=False)
     names = list(build.ISA_FLAGS)
     for name in names:
         (folder / f"isa_{name}.cpp").write_text(
@@ -49,6 +50,14 @@ def test_name_follows_the_sources(sources: Path) -> None:
     assert library_name() == before
     (sources / "api.cpp").write_text((sources / "api.cpp").read_text() + "// more\n")
     assert library_name() != before
+
+
+def test_emulated_set_is_compiled_where_it_is_asked_for(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = library_path()
+    monkeypatch.setenv("QUANTPIPE_EMULATED_ISA", "1")
+    path = library_path()
+    assert path != plain
+    assert ctypes.CDLL(str(path)).num_isas() == len(runnable()) + 1
 
 
 def test_shipped_library_comes_before_the_cache(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +98,7 @@ def test_folder_that_cannot_be_written_is_said(sources: Path, tmp_path: Path, mo
 def test_unit_of_an_unknown_instruction_set_offers_nothing(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "ISA_FLAGS", {**build.ISA_FLAGS, "avx512": ("-mno-such-thing",)})
     path = compile_library(build.PREBUILT / "library.so")
-    assert ctypes.CDLL(str(path)).num_isas() < len(build.ISA_FLAGS)
+    assert ctypes.CDLL(str(path)).num_isas() < len(build.INSTRUCTION_SETS)
 
 
 def test_extra_flags_reach_the_compiler(sources: Path, tmp_path: Path) -> None:

@@ -1,11 +1,13 @@
 """Whole steps of the compiled kernels: every family and cache mode against the reference; greedy tokens."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from quantpipe.backends.cpu.native.executor import NativeExecutor, load_native
 from quantpipe.backends.cpu.native.library import Library
@@ -83,6 +85,28 @@ def test_every_instruction_set_gives_the_same_logits(
         executor.forward(batch, executor.allocate_kv_cache(8, BLOCK_SIZE, "auto")) for executor in executors
     )
     torch.testing.assert_close(found, expected, rtol=0, atol=FLOAT32_NOISE)
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16))
+def test_embedding_that_is_the_head_is_held_once(
+    library: Library, dtype: torch.dtype, make_folder: MakeFolder, make_batch: MakeBatch, tmp_path: Path
+) -> None:
+    folder = tmp_path / "tied"
+    shutil.copytree(make_folder(**FAMILIES["gemma3"]), folder)  # its embedding is scaled, too
+    tensors = {name: tensor.to(dtype) for name, tensor in load_file(folder / "model.safetensors").items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    executor, reference = load(folder), ReferenceBackend().load(folder, 127.0, None)
+    batch = two_steps(make_batch)[0]
+    logits_RV = executor.forward(batch, executor.allocate_kv_cache(8, BLOCK_SIZE, "auto"))
+    expected_RV = reference.forward(batch, reference.allocate_kv_cache(8, BLOCK_SIZE, "auto"))
+    torch.testing.assert_close(logits_RV, expected_RV, rtol=0, atol=FLOAT32_NOISE)
+    linears = executor.description.linears()  # the head is one of them
+    held_elsewhere = sum(4 * norm.size for norm in executor.description.norms())
+    bytes_each = 2 if dtype is torch.bfloat16 else 4
+    num_weights = sum(spec.out_features * spec.in_features for spec in linears)
+    # Channels are filled up to panels of 32, and each has a bias of four bytes.
+    num_padded = sum(-(-spec.out_features // 32) * 32 for spec in linears)
+    assert executor.weight_bytes <= bytes_each * num_weights + 4 * num_padded + held_elsewhere
 
 
 @pytest.mark.parametrize("kv_dtype", KV_MODES)

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from quantpipe.backends.cpu.native.build import BuildError, compile_library, find_compiler, library_name
-from quantpipe.backends.cpu.native.instruction_sets import runnable
+from quantpipe.backends.cpu.native.build import BuildError, compile_library, find_compiler, library_name, wanted_isas
 from quantpipe.cache import cache_folder
 
 FLAGS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer", "-O1")
@@ -41,12 +40,12 @@ def runtimes() -> list[str]:
 def test_kernels_stay_within_their_memory() -> None:
     try:
         preloaded = runtimes()
-        name = library_name(runnable())
+        name = library_name(wanted_isas())
         folder = cache_folder() / "native-sanitized"
         library = folder / "native" / name
         if not library.is_file():
             shutil.rmtree(folder, ignore_errors=True)
-            compile_library(library, FLAGS, runnable())
+            compile_library(library, FLAGS, wanted_isas())
     except BuildError as error:
         pytest.skip(str(error))
     done = subprocess.run(

@@ -2,7 +2,8 @@
 
 Every ``isa_<name>.cpp`` is compiled for its own instruction set, the other units for any CPU of the architecture: which
 set runs is chosen when the library is loaded. For the cache only those sets are compiled that this CPU has; a library
-to be shipped holds all of them, and runs on every CPU of the architecture.
+to be shipped holds all of them, and runs on every CPU of the architecture. ``$QUANTPIPE_EMULATED_ISA``, if it is set,
+asks for one more, which only tests use.
 
 ``python -m quantpipe.backends.cpu.native.build [FOLDER]`` makes the one for the cache, or one to be shipped in FOLDER,
 and prints its path.
@@ -20,7 +21,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from quantpipe.backends.cpu.native.instruction_sets import ISA_FLAGS, X86, runnable
+from quantpipe.backends.cpu.native.instruction_sets import EMULATED, INSTRUCTION_SETS, ISA_FLAGS, X86, runnable
 from quantpipe.cache import cache_folder
 from quantpipe.errors import QuantpipeError
 
@@ -33,8 +34,9 @@ FLAGS = (
     *("-ffp-contract=off", "-fno-math-errno", "-fvisibility-inlines-hidden"),
 )
 LINK_FLAGS = ("-shared", "-pthread", "-Wl,-Bsymbolic")
-# Plain arithmetic is a yardstick, not meant to be fast: -O3 takes minutes to unroll its loops.
-YARDSTICK, YARDSTICK_FLAGS = "scalar", ("-O1",)
+# Plain arithmetic is a yardstick, not meant to be fast: -O3 takes minutes to unroll its loops. The compiler notes that
+# vectors wider than registers change how functions are called; none is called across units.
+YARDSTICKS, YARDSTICK_FLAGS = ("scalar", EMULATED), ("-O1", "-Wno-psabi")
 # Where the architecture or the compiler lacks an instruction set, its unit is compiled with this and offers nothing.
 ABSENT_FLAG = "-DQP_ISA_ABSENT"
 COMPILE_TIMEOUT_S = 600
@@ -46,9 +48,10 @@ class BuildError(QuantpipeError):
 
 def library_path() -> Path:
     """The library of these sources: the one shipped, else the cached one, else compiled now. BuildError if none."""
-    isas = runnable()
+    isas = wanted_isas()
     cached = cache_folder() / "native" / library_name(isas)
-    for path in (PREBUILT / library_name(), cached):
+    shipped = [] if EMULATED in isas else [PREBUILT / library_name()]
+    for path in (*shipped, cached):
         if path.is_file():
             return path
     find_compiler()  # before anything is said
@@ -56,7 +59,12 @@ def library_path() -> Path:
     return compile_library(cached, isas=isas)
 
 
-def library_name(isas: Sequence[str] = tuple(ISA_FLAGS)) -> str:
+def wanted_isas() -> tuple[str, ...]:
+    """The instruction sets that a library for the cache holds."""
+    return (*runnable(), *([EMULATED] if os.environ.get("QUANTPIPE_EMULATED_ISA") else []))
+
+
+def library_name(isas: Sequence[str] = INSTRUCTION_SETS) -> str:
     """A file name that changes with the sources, the flags, the architecture and the instruction sets."""
     digest = hashlib.sha256(repr((FLAGS, YARDSTICK_FLAGS, LINK_FLAGS, [ISA_FLAGS[isa] for isa in isas])).encode())
     for path in sorted(SOURCES.iterdir()):
@@ -76,7 +84,7 @@ def find_compiler() -> str:
     raise BuildError(f"no C++ compiler was found; install one ({', '.join(COMPILERS)}) or set $CXX")
 
 
-def compile_library(target: Path, extra_flags: Sequence[str] = (), isas: Sequence[str] = tuple(ISA_FLAGS)) -> Path:
+def compile_library(target: Path, extra_flags: Sequence[str] = (), isas: Sequence[str] = INSTRUCTION_SETS) -> Path:
     """Compile every unit, in parallel, and link them as ``target``, which appears whole or not at all."""
     compiler = find_compiler()
     try:
@@ -116,7 +124,7 @@ def _isa_flags(compiler: str, unit: Path, isas: Sequence[str]) -> tuple[str, ...
         return ()
     if isa not in isas or not _knows(compiler, ISA_FLAGS[isa]):
         return (ABSENT_FLAG,)
-    return (*ISA_FLAGS[isa], *(YARDSTICK_FLAGS if isa == YARDSTICK else ()))
+    return (*ISA_FLAGS[isa], *(YARDSTICK_FLAGS if isa in YARDSTICKS else ()))
 
 
 def _knows(compiler: str, isa_flags: Sequence[str]) -> bool:

@@ -8,10 +8,15 @@ _AVX2 = ("-mavx2", "-mfma", "-mf16c", "-mbmi2")
 # must run anywhere.
 ISA_FLAGS: dict[str, tuple[str, ...]] = {
     "scalar": (),
+    "emulated": (),
     "avx2": _AVX2,
     "avxvnni": (*_AVX2, "-mavxvnni"),
     "avx512": (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni"),
 }
+# Plain arithmetic in the form of the widest vectors: no CPU's own, compiled for tests only.
+EMULATED = "emulated"
+# What a CPU may have.
+INSTRUCTION_SETS = tuple(name for name in ISA_FLAGS if name != EMULATED)
 X86 = ("x86_64", "AMD64")
 CPU_INFO = Path("/proc/cpuinfo")
 # What Linux calls the features that a set needs.
@@ -29,8 +34,8 @@ def runnable() -> tuple[str, ...]:
     try:
         lines = CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return tuple(ISA_FLAGS)
+        return INSTRUCTION_SETS
     features = next((set(line.partition(":")[2].split()) for line in lines if line.startswith("flags")), None)
     if features is None:
-        return tuple(ISA_FLAGS)
-    return tuple(name for name in ISA_FLAGS if _FEATURES.get(name, set()) <= features)
+        return INSTRUCTION_SETS
+    return tuple(name for name in INSTRUCTION_SETS if _FEATURES.get(name, set()) <= features)

@@ -13,7 +13,13 @@ namespace {
 
 constexpr int64_t kGateWork = 16;   // an exponential beside a product
 
-void embed_token(const qp_shape& shape, int64_t token, float* x) {
+void embed_token(const Plan& plan, int64_t token, float* x) {
+    const qp_shape& shape = plan.shape;
+    if (!shape.embedding) {
+        linear_row(*plan.head, static_cast<int>(token), x);
+        for (int i = 0; i < shape.hidden_size; ++i) x[i] *= shape.embedding_scale;
+        return;
+    }
     const int64_t first = token * shape.hidden_size;
     const auto* halves = static_cast<const uint16_t*>(shape.embedding) + first;
     const auto* bytes = static_cast<const uint8_t*>(shape.embedding) + first * 4;
@@ -31,7 +37,7 @@ void embed(Step& step) {
     float* hidden = plan.buffers.hidden.as<float>();
     for_rows(plan.threads, step.batch.num_tokens, size, [&](int first, int end) {
         for (int t = first; t < end; ++t) {
-            embed_token(plan.shape, step.batch.token_ids[t], hidden + static_cast<int64_t>(t) * size);
+            embed_token(plan, step.batch.token_ids[t], hidden + static_cast<int64_t>(t) * size);
         }
     });
 }

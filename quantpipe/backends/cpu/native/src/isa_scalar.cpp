@@ -9,9 +9,3 @@ const qp::Isa* qp::isa_scalar() {
     static constexpr Isa isa{"scalar", linear_kernels<Vectors>(), make_step_kernels<Vectors>()};
     return &isa;
 }
-
-const qp::Isa* qp::isa_emulated() {
-    using Vectors = Scalar<16, true>;
-    static constexpr Isa isa{"emulated", linear_kernels<Vectors>(), make_step_kernels<Vectors>()};
-    return &isa;
-}

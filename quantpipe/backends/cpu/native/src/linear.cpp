@@ -4,6 +4,7 @@
 
 #include "isa.h"
 #include "packed_linear.h"
+#include "small_floats.h"
 
 namespace qp {
 namespace {
@@ -41,6 +42,20 @@ Activations make_room(Workspace& workspace, const LinearView& view, ActivationFo
 
 int linear_num_out(const Linear& linear) { return linear.view.n; }
 int linear_num_in(const Linear& linear) { return linear.view.k; }
+
+bool has_rows(const Linear& linear) { return !linear.view.is_integer(); }
+
+void linear_row(const Linear& linear, int n, float* x) {
+    const LinearView& view = linear.view;
+    const uint8_t* lane = view.weights + n / kPanel * view.panel_bytes + n % kPanel * 4;
+    if (view.kind == LinearKind::f32) {
+        const auto* floats = reinterpret_cast<const float*>(lane);
+        for (int k = 0; k < view.k; ++k) x[k] = floats[size_t(k) * kPanel];
+        return;
+    }
+    const auto* halves = reinterpret_cast<const uint16_t*>(lane);
+    for (int k = 0; k < view.k; ++k) x[k] = bf16_to_float(halves[size_t(k / 2) * kPanel * 2 + k % 2]);
+}
 
 Activations linear_prepare(const LinearKernels& kernels, const Linear& linear, const float* x, int64_t ldx,
                            int num_tokens, Workspace& workspace, Threads& threads) {

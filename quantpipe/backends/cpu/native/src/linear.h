@@ -19,6 +19,10 @@ struct Linear;
 int linear_num_out(const Linear& linear);
 int linear_num_in(const Linear& linear);
 
+// Whether its weights are stored as floats, of which linear_row gives channel n's: x [K].
+bool has_rows(const Linear& linear);
+void linear_row(const Linear& linear, int n, float* x);
+
 // y [T, ldy], columns 0 to N, from x [T, ldx], columns 0 to K. T may be 0. A row that holds a NaN or an infinity gives
 // NaN or infinities in that row and changes no other. What a row becomes does not depend on the rows beside it.
 void linear_run(const Linear& linear, const float* x, int ldx, int num_tokens, float* y, int ldy, Workspace& workspace,

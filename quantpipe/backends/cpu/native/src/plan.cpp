@@ -95,10 +95,13 @@ void* qp_plan_new(const qp_shape* shape) {
     qp::succeeds("plan", [&]() -> std::string {
         if (shape->hidden_size < 1 || shape->vocab_size < 1) return "hidden_size, vocab_size: below 1";
         if (shape->num_threads < 1) return "num_threads: below 1";
-        if (!shape->embedding || !shape->final_norm.weight) return "embedding, final_norm: both are needed";
+        if (!shape->final_norm.weight) return "final_norm: it is needed";
         if (shape->embedding_dtype < QP_F32 || shape->embedding_dtype > QP_F16) return "embedding_dtype: not known";
         const std::string wrong =
             qp::wrong_linear("head", qp::linear_of(shape->head), shape->vocab_size, shape->hidden_size);
+        if (wrong.empty() && !shape->embedding && !qp::has_rows(*qp::linear_of(shape->head))) {
+            return "embedding: it is needed where the head holds integers";
+        }
         if (wrong.empty()) plan = new qp::Plan(*shape);
         return wrong;
     });

@@ -28,7 +28,8 @@ typedef struct qp_shape {
     int32_t vocab_size;
     int32_t num_threads;       // 1: everything in the calling thread
     int32_t embedding_dtype;   // QP_F32, QP_BF16 or QP_F16
-    const void* embedding;     // [V, H], borrowed; only the rows of a step's tokens are read
+    const void* embedding;     // [V, H], borrowed; only the rows of a step's tokens are read. Null: those of the head,
+                               // which is then f32 or bf16
     float embedding_scale;
     qp_norm final_norm;        // [H]
     const void* head;          // linear [V, H], borrowed

@@ -10,9 +10,6 @@
 
 #include "small_floats.h"
 
-// Vectors wider than the CPU's registers change how functions are called; none is called across units.
-#pragma GCC diagnostic ignored "-Wpsabi"
-
 namespace qp {
 namespace {
 
