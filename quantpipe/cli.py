@@ -4,10 +4,12 @@ A command returns its exit code (None is 0). Results go to standard output; prog
 """
 
 import errno
+import gc
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -220,9 +222,7 @@ def serve(
     skip_verify: bool,
 ) -> None:
     """Serve ARTIFACT over the OpenAI API until interrupted."""
-    from quantpipe.engine.config import EngineConfig
-    from quantpipe.formats.artifact import require_intact
-    from quantpipe.serve.server import run_server
+    from quantpipe.formats.digests import Hashing
 
     flags: dict[str, Any] = {
         "backend": backend,
@@ -240,10 +240,30 @@ def serve(
         "num_threads": num_threads,
         "activations": activations,
     }
-    config = EngineConfig.of(flags | read_settings(engine_settings, flags))
-    if not skip_verify:
-        require_intact(artifact)
-    run_server(artifact, config, host, port, model_name)
+    # Begun first: other cores read and hash the files while this one is busy with imports.
+    hashing = None if skip_verify else Hashing(artifact)
+    with _garbage_kept():
+        from quantpipe.engine.config import EngineConfig
+        from quantpipe.formats.artifact import require_intact
+        from quantpipe.serve.server import run_server
+
+        config = EngineConfig.of(flags | read_settings(engine_settings, flags))
+        if hashing is not None:
+            require_intact(artifact, hashing)
+        run_server(artifact, config, host, port, model_name)
+
+
+@contextmanager
+def _garbage_kept() -> Iterator[None]:
+    """No garbage collection: nearly all that a start makes stays, and searching it takes half a second.
+
+    A server turns it on again itself, once it takes requests.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _show_verdict(result: "GateResult", output: Path) -> int:

@@ -246,7 +246,7 @@ class Engine:
                 self.abort(request_id)  # only after an error is there anything left to drop
 
     def warm_up(self) -> None:
-        """Take the largest steps once, before anyone waits for them. Counters start anew; for an idle engine only."""
+        """Take a long step and a wide one before anyone waits. Counters start anew; for an idle engine only."""
         if self.has_unfinished or self._outputs:
             raise QuantpipeError("engine: warm_up is for an idle engine; call it before the first request")
         take_first_steps(self)

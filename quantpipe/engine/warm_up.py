@@ -7,8 +7,10 @@ from quantpipe.engine.config import EngineConfig
 from quantpipe.engine.request import StepOutput
 from quantpipe.engine.sampling_params import SamplingParams
 
-# A full chunk; prompts for every other slot, if the chunk left no room for them; a decode of all.
+# A chunk; prompts for every other slot, if the chunk left no room for them; a decode of all.
 NUM_STEPS = 3
+# Longer chunks run the same kernels and would cost seconds: only buffers grow with them, which takes next to nothing.
+MAX_CHUNK_TOKENS = 64
 
 
 class SteppedEngine(Protocol):
@@ -26,12 +28,13 @@ class SteppedEngine(Protocol):
 
 
 def take_first_steps(engine: SteppedEngine) -> None:
-    """Have the largest chunk and the largest decode computed once: buffers, kernels and sampling of both.
+    """Have a chunk and the largest decode computed once: kernels, sampling and buffers of both.
 
     Requests are aborted, not finished, so that nothing is learned from them.
     """
     config, max_len = engine.config, engine.max_model_len
-    chunk_len = max(1, min(config.max_num_batched_tokens, config.max_prefill_chunk or max_len, max_len - 1))
+    longest = min(config.max_num_batched_tokens, config.max_prefill_chunk or max_len, max_len - 1)
+    chunk_len = max(1, min(longest, MAX_CHUNK_TOKENS))
     prompt_lens = [chunk_len] + [1] * (config.max_num_seqs - 1)
     request_ids = []
     try:

@@ -1,6 +1,7 @@
 """A served model folder as a process: open, bind, announce, and end gracefully on a signal."""
 
 import asyncio
+import gc
 import signal
 import socket
 from pathlib import Path
@@ -70,6 +71,8 @@ async def _serve(engine: Engine, tokenizer: Tokenizer, model_name: str, listener
         # Here and not earlier, because uvicorn installs its own handlers first: its would drop what is in flight.
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(signal_number, on_signal)
+        gc.freeze()  # what is there now stays: no collection has to look at it again
+        gc.enable()
         print(f"quantpipe: serving {model_name} on {_url(listener)} ({_engine_facts(engine)})", flush=True)
 
     app = create_app(engine_loop, tokenizer, model_name, on_ready)
