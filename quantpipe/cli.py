@@ -22,6 +22,7 @@ from quantpipe.cli_bench import bench
 from quantpipe.cli_calibrate import calibrate
 from quantpipe.cli_options import open_reporter, read_recipe, read_settings, recipe_arguments
 from quantpipe.cli_traceback import one_line, traceback_text
+from quantpipe.disk import disk_refusal
 from quantpipe.errors import EXIT_DATA, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_PASS, EXIT_USAGE, QuantpipeError
 
 if TYPE_CHECKING:
@@ -34,6 +35,23 @@ EXIT_TERMINATED = 143  # and one that was sent SIGTERM
 
 class _TerminatedError(BaseException):
     """SIGTERM came. No Exception: nothing that goes on after failures may swallow it."""
+
+
+class StopSignals:
+    """The signals that told the process to end. A library may turn what a handler raises into an error of its own."""
+
+    def __init__(self) -> None:
+        self.arrived: list[int] = []
+
+    def listen(self) -> None:
+        """Raise where a signal arrives, and note it. A SIGINT that the shell made the process ignore stays ignored."""
+        signal.signal(signal.SIGTERM, self._stop)
+        if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+            signal.signal(signal.SIGINT, self._stop)
+
+    def _stop(self, number: int, _frame: object) -> None:
+        self.arrived.append(number)
+        raise KeyboardInterrupt if number == signal.SIGINT else _TerminatedError
 
 
 @dataclass
@@ -284,12 +302,9 @@ def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TQDM_DISABLE", "1")  # bars of libraries; ours say the same
-    signal.signal(signal.SIGTERM, _terminate)
-    sys.exit(run(sys.argv[1:]))
-
-
-def _terminate(_signal: int, _frame: object) -> None:
-    raise _TerminatedError
+    signals = StopSignals()
+    signals.listen()
+    sys.exit(run(sys.argv[1:], signals.arrived))
 
 
 def _left_behind(command: str | None) -> str:
@@ -305,31 +320,41 @@ def _left_behind(command: str | None) -> str:
             return "no file is half-written"
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Run one command line and return its exit code; every failure becomes one line on standard error."""
+def run(arguments: Sequence[str], arrived: Sequence[int] = ()) -> int:
+    """Run one command line and return its exit code; every failure becomes one line on standard error.
+
+    ``arrived``: the signals to end that have come, as they come. After one, whatever is raised is its outcome.
+    """
     session = Session()
     try:
         code = commands.main(list(arguments), prog_name="quantpipe", standalone_mode=False, obj=session)
         sys.stdout.flush()
         return code if isinstance(code, int) else EXIT_PASS
-    except BrokenPipeError:
-        # The reader is gone; keep the interpreter from failing on the same pipe when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_BROKEN_PIPE
-    except SystemExit:  # how click leaves when the pipe closes under a command's own output
-        return EXIT_BROKEN_PIPE
-    except (KeyboardInterrupt, click.Abort):
-        click.echo(f"quantpipe: interrupted; {_left_behind(session.command)}", err=True)
-        return EXIT_INTERRUPTED
-    except _TerminatedError:
-        click.echo(f"quantpipe: terminated; {_left_behind(session.command)}", err=True)
-        return EXIT_TERMINATED
-    except Exception as error:
+    except BaseException as error:
+        if isinstance(error, BrokenPipeError):
+            # The reader is gone; keep the interpreter from failing on the same pipe when it flushes at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if (stop := _stop_of(error, arrived)) is not None:
+            word, code = stop
+            click.echo(f"quantpipe: {word}; {_left_behind(session.command)}", err=True)
+            return code
+        # SystemExit is how click leaves when the pipe closes under a command's own output.
+        if isinstance(error, BrokenPipeError | SystemExit):
+            return EXIT_BROKEN_PIPE
+        if not isinstance(error, Exception):
+            raise
         if session.debug:
             click.echo(traceback_text(error), err=True, nl=False)
         message, code = failure(error, session.debug)
         click.echo(message, err=True)
         return code
+
+
+def _stop_of(error: BaseException, arrived: Sequence[int]) -> tuple[str, int] | None:
+    """How a command ended that was told to end, and its exit code; None where ``error`` is a failure of its own."""
+    if isinstance(error, _TerminatedError) or (arrived and arrived[-1] == signal.SIGTERM):
+        return "terminated", EXIT_TERMINATED
+    return ("interrupted", EXIT_INTERRUPTED) if arrived or isinstance(error, KeyboardInterrupt | click.Abort) else None
 
 
 def failure(error: Exception, is_debugging: bool = False) -> tuple[str, int]:
@@ -341,8 +366,8 @@ def failure(error: Exception, is_debugging: bool = False) -> tuple[str, int]:
         command = context.command_path if context is not None else "quantpipe"
         text = " ".join(error.format_message().split())
         return f"{command}: {text.removesuffix('.')}; see {command} --help", EXIT_USAGE
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"{error.filename or 'disk'}: no space left; free some and run the command again", EXIT_DATA
+    if (refusal := disk_refusal(error)) is not None:
+        return f"{getattr(error, 'filename', None) or 'disk'}: {refusal} and run the command again", EXIT_DATA
     if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return f"{error.filename or 'file'}: may not be read or written; change its permissions", EXIT_DATA
     again = "" if is_debugging else "run the command again as 'quantpipe --debug ...' for the traceback, and "

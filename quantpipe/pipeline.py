@@ -10,6 +10,7 @@ from pathlib import Path
 from quantpipe.calibrate.coverage.run_coverage import coverage_fact
 from quantpipe.calibrate.self_text.own_texts import OwnTexts, own_texts
 from quantpipe.candidate import Candidate, make_candidate
+from quantpipe.disk import GO_ON, writing
 from quantpipe.engine.config import EngineConfig
 from quantpipe.errors import ArtifactError, DataError
 from quantpipe.formats.artifact import Artifact
@@ -117,7 +118,8 @@ def only_run(output: Path) -> Iterator[None]:
         except BlockingIOError as error:
             raise DataError(f"{output}: another run is writing here; wait for it or choose another `output`") from error
         try:
-            yield
+            with writing(output, GO_ON):
+                yield
         finally:
             lock.unlink(missing_ok=True)
 

@@ -93,7 +93,12 @@ def test_the_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
         (DataError("a"), 3, "a"),
         (ArtifactError("a"), 3, "a"),
         (QuantpipeError("a"), 1, "a"),
-        (OSError(errno.ENOSPC, "No space left on device", "/x/y"), 3, "/x/y: no space left; free some"),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "/x/y"),
+            3,
+            "/x/y: no space left on the disk; free space and",
+        ),
+        (OSError(errno.EFBIG, "File too large"), 3, "disk: the file may not grow larger here; raise the limit"),
         (PermissionError(errno.EACCES, "Permission denied", "/x/y"), 3, "/x/y: may not be read or written"),
         (click.UsageError("Bad thing."), 2, "quantpipe: Bad thing; see quantpipe --help"),
         (ZeroDivisionError("division\nby zero"), 1, "internal error: ZeroDivisionError: division by zero; run"),
@@ -161,6 +166,38 @@ def test_a_termination_ends_with_143_and_one_line(
     done = run_python(code)
     assert done.returncode == cli.EXIT_TERMINATED
     assert done.stderr == f"quantpipe: terminated; {line}\n"
+
+
+@pytest.mark.parametrize(("number", "code", "word"), [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "terminated")])
+@pytest.mark.parametrize(
+    "raised", ["ValueError('no shape')", "RuntimeError('why')", "DataError('a')", "BrokenPipeError()", "SystemExit(1)"]
+)
+def test_a_signal_whose_exception_a_library_replaces_ends_as_the_signal_does(
+    recipe: Path, number: str, code: int, word: str, raised: str
+) -> None:
+    code_text = (
+        "import os, signal, sys\nfrom quantpipe import cli\nfrom quantpipe.errors import DataError\n"
+        "import quantpipe.recipe.schema as schema\n"
+        "def load(*_):\n"
+        f"    try:\n        os.kill(os.getpid(), signal.{number})\n"
+        f"    except BaseException:\n        raise {raised} from None\n"
+        f"schema.load_recipe = load\nsys.argv = ['quantpipe', 'quantize', {str(recipe)!r}]\ncli.main()"
+    )
+    done = run_python(code_text)
+    assert done.returncode == code
+    assert done.stderr == f"quantpipe: {word}; no artifact was written; run it again to go on from there\n"
+
+
+def test_an_interrupt_that_the_shell_has_switched_off_stays_so(recipe: Path) -> None:
+    code = (
+        "import os, signal, sys\nfrom quantpipe import cli\n"
+        "signal.signal(signal.SIGINT, signal.SIG_IGN)\nimport quantpipe.recipe.schema as schema\n"
+        "read = schema.load_recipe\n"
+        "def load(*given):\n    os.kill(os.getpid(), signal.SIGINT)\n    return read(*given)\n"
+        f"schema.load_recipe = load\nsys.argv = ['quantpipe', 'check', {str(recipe)!r}]\ncli.main()"
+    )
+    done = run_python(code)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_help_and_check_import_nothing_heavy(recipe: Path) -> None:

@@ -6,7 +6,6 @@ time: memory does not grow with the model.
 """
 
 import contextlib
-import errno
 import json
 import shutil
 import tempfile
@@ -20,6 +19,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from quantpipe.disk import GO_ON, disk_refusal
 from quantpipe.errors import DataError
 from quantpipe.formats.artifact import Artifact, tensor_digest
 from quantpipe.formats.digests import INDEX_NAME, MANIFEST_NAME, WEIGHTS_NAME, file_digest
@@ -286,9 +286,9 @@ def _atomic_folder(target: Path) -> Iterator[Path]:
         partial.chmod(0o755)  # mkdtemp makes it private; an artifact is read by servers under other users
         _replace_folder(partial, target)
     except (OSError, SafetensorError) as error:
-        # safetensors reports a full disk as text only
-        if getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error):
-            raise DataError(f"{target}: the disk is full; free some space and run again") from error
+        reason = disk_refusal(error)
+        if reason is not None:
+            raise DataError(f"{target}: {reason} and {GO_ON}") from error
         raise DataError(f"{target}: cannot be written: {error}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)

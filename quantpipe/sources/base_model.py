@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from quantpipe.errors import DataError, RecipeError, suggest
+from quantpipe.disk import disk_refusal
+from quantpipe.errors import DataError, QuantpipeError, RecipeError, suggest
 from quantpipe.formats.artifact import Artifact
 from quantpipe.formats.digests import file_digest
 from quantpipe.recipe.model_source import FolderSource, GgufSource, HubSource, PypiSource, parse_source
@@ -247,10 +248,9 @@ def _cache_errors(folder: Path) -> Iterator[None]:
 
 
 def _raise_if_disk_full(error: Exception, name: str) -> None:
-    """DataError for a full disk; safetensors reports it in the text of an error of its own."""
-    is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-    if is_full or "No space left on device" in str(error):
-        raise DataError(f"{name}: no space left; free some, or choose another cache folder") from error
+    """DataError for a disk that takes no more."""
+    if not isinstance(error, QuantpipeError) and (refusal := disk_refusal(error)) is not None:
+        raise DataError(f"{name}: {refusal}, or choose another cache folder, and run it again") from error
 
 
 def _read_json(path: Path, hint: str) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def test_full_disk_leaves_the_old_artifact_and_no_partial_folder(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(writer, "save_file", fill_up)
-    with pytest.raises(DataError, match="the disk is full; free some space"):
+    with pytest.raises(DataError, match="artifact: no space left on the disk; free space and run it again to go on from there"):
         write(base, tmp_path / "artifact", w8a8())
     assert Artifact.open(tmp_path / "artifact").digest == before
     assert [path.name for path in tmp_path.iterdir()] == ["artifact"]

@@ -17,6 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from quantpipe.disk import GO_ON, writing
 from quantpipe.formats.artifact_writer import QuantWeight
 from quantpipe.formats.scheme import WeightScheme
 from quantpipe.quantize.kv_int8 import KVLayerRecord
@@ -87,8 +88,9 @@ class WorkFolder:
         for name, weight in result.weights.items():
             tensors |= {f"{key}:{name}": tensor.contiguous() for key, tensor in _parts_of(weight).items()}
         partial = self.folder / f"{part}.partial"
-        save_file(tensors, partial)
-        partial.replace(self._tensors_path(part))
+        with writing(self._tensors_path(part), GO_ON):
+            save_file(tensors, partial)
+            partial.replace(self._tensors_path(part))
         record = {
             "weights": {name: asdict(weight.scheme) for name, weight in result.weights.items()},
             "tensors": list(result.tensors),
@@ -96,8 +98,9 @@ class WorkFolder:
             "transformed": [asdict(each) for each in result.transformed],
             "kv": [asdict(each) for each in result.kv],
         }
-        partial.write_text(json.dumps(record), encoding="utf-8")
-        partial.replace(self._record_path(part))
+        with writing(self._record_path(part), GO_ON):
+            partial.write_text(json.dumps(record), encoding="utf-8")
+            partial.replace(self._record_path(part))
 
     def read(self, parts: Sequence[str]) -> "StoredResult":
         """The results of several parts together; tensors are read when they are asked for."""

@@ -14,6 +14,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, equal
 
+from quantpipe.disk import GO_ON, writing
+
 Kwargs = dict[str, Any]
 
 
@@ -56,7 +58,9 @@ class StoredKwargs(Sequence[Kwargs]):
 
         named = [{key: map_leaves(value, put) for key, value in kwargs.items()} for kwargs in of_block]
         # Copied: safetensors stores no memory twice, and arguments may be views of one tensor.
-        save_file({str(number): tensor.contiguous().clone() for number, tensor in enumerate(kept)}, path)
+        tensors = {str(number): tensor.contiguous().clone() for number, tensor in enumerate(kept)}
+        with writing(path, GO_ON):
+            save_file(tensors, path)
         return cls(path, named)
 
     def __len__(self) -> int:

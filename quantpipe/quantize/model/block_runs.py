@@ -19,6 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from quantpipe.disk import GO_ON, writing
 from quantpipe.errors import RecipeError
 from quantpipe.quantize.model.block_kwargs import BlockKwargs, Kwargs, StoredKwargs, interned, map_leaves
 from quantpipe.quantize.model.loading import StreamedModel
@@ -70,7 +71,9 @@ class HiddenStates:
         """Store one batch. The folder counts only once the checkpoint that follows it is complete."""
         # Copied: two streams start as the same tensor, and safetensors stores no memory twice.
         copies = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in streams.items()}
-        save_file(copies, self._path(number))
+        path = self._path(number)
+        with writing(path, GO_ON):
+            save_file(copies, path)
 
     def _path(self, number: int) -> Path:
         return self.folder / f"batch-{number:05d}.safetensors"

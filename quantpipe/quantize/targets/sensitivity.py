@@ -22,6 +22,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from quantpipe.disk import GO_ON, writing
 from quantpipe.errors import DataError
 from quantpipe.formats.scheme import WeightScheme
 from quantpipe.quantize.model.loading import StreamedModel
@@ -73,7 +74,8 @@ class _Variant:
         return torch.from_numpy(np.load(self.path, mmap_mode="r")[rows].copy())
 
     def keep(self, hidden_SLD: Tensor) -> None:
-        np.save(self.path, hidden_SLD.numpy())
+        with writing(self.path, GO_ON):
+            np.save(self.path, hidden_SLD.numpy())
 
 
 def sample_tokens(token_ids_SL: npt.NDArray[np.int64], num_tokens: int) -> npt.NDArray[np.int64]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from quantpipe.disk import GO_ON, writing
 from quantpipe.formats.scheme import WeightScheme
 from quantpipe.quantize.targets.allocate import LinearSet
 
@@ -25,8 +26,9 @@ def remembered(work_folder: Path, measure: Callable[[], list[LinearSet]]) -> lis
         return [_linear_set(stored) for stored in json.loads(path.read_text(encoding="utf-8"))]
     sets = measure()
     partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps([_stored(part) for part in sets], indent=1), encoding="utf-8")
-    partial.replace(path)
+    with writing(path, GO_ON):
+        partial.write_text(json.dumps([_stored(part) for part in sets], indent=1), encoding="utf-8")
+        partial.replace(path)
     return sets
 
 

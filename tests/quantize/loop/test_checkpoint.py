@@ -1,8 +1,10 @@
+import resource
 from pathlib import Path
 
 import pytest
 import torch
 
+from quantpipe.errors import DataError
 from quantpipe.formats.artifact_writer import QuantWeight
 from quantpipe.formats.scheme import WeightScheme, w4a16, w8a8, weight_only
 from quantpipe.quantize.kv_int8 import KVLayerRecord
@@ -43,6 +45,24 @@ def test_a_part_is_read_back_as_it_was(tmp_path: Path, scheme: WeightScheme) -> 
         assert torch.equal(weight.zero_NG, expected.zero_NG)
     assert torch.equal(found.tensors["layers.0.norm.weight"], given.tensors["layers.0.norm.weight"])
     assert (list(found.layers), list(found.transformed), list(found.kv)) == (given.layers, given.transformed, given.kv)
+
+
+def test_a_disk_that_is_full_is_refused_by_the_file_and_leaves_no_finished_block(tmp_path: Path) -> None:
+    work = WorkFolder.open(tmp_path, "a")
+    hidden = work.hidden(0)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, before[1]))
+    try:
+        with pytest.raises(DataError) as of_block:
+            work.write(block_part(0), result(w8a8()))
+        with pytest.raises(DataError) as of_hidden:
+            hidden.write(3, {"quantized": torch.rand(1, 8, 16)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    for refused, file in ((of_block, "block-00000.safetensors"), (of_hidden, "hidden-00000/batch-00003.safetensors")):
+        assert str(refused.value).startswith(f"{work.folder / file}: the file may not grow larger here; ")
+        assert str(refused.value).endswith(" and run it again to go on from there")
+    assert work.num_finished_blocks() == 0
 
 
 def test_parts_are_joined_in_their_order(tmp_path: Path) -> None:
