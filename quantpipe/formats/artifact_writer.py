@@ -156,7 +156,10 @@ def write_artifact(
 
 
 def check_replaceable(target: Path) -> None:
-    """Raise DataError where ``target`` holds something that is no artifact: it would be lost."""
+    """Raise DataError where ``target`` is or holds something that is no artifact: it would be lost."""
+    if target.is_symlink() or (target.exists() and not target.is_dir()):
+        kind = "a link" if target.is_symlink() else "a file"
+        raise DataError(f"{target}: is {kind}, no artifact of quantpipe; move it, or choose another `output`")
     if target.is_dir() and not (target / MANIFEST_NAME).exists() and any(target.iterdir()):
         raise DataError(
             f"{target}: holds files that are no artifact of quantpipe; move them, or choose another `output`"

@@ -77,10 +77,33 @@ def test_full_disk_leaves_the_old_artifact_and_no_partial_folder(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(writer, "save_file", fill_up)
-    with pytest.raises(DataError, match="artifact: no space left on the disk; free space and run it again to go on from there"):
+    with pytest.raises(
+        DataError, match="artifact: no space left on the disk; free space and run it again to go on from there"
+    ):
         write(base, tmp_path / "artifact", w8a8())
     assert Artifact.open(tmp_path / "artifact").digest == before
     assert [path.name for path in tmp_path.iterdir()] == ["artifact"]
+
+
+@pytest.mark.parametrize("kind", ["a file", "a link"])
+@pytest.mark.parametrize("points_at", ["folder", "file", "nothing"])
+def test_a_file_or_link_in_the_artifacts_place_is_refused_and_kept(
+    random_llama: Callable[..., Path], tmp_path: Path, kind: str, points_at: str
+) -> None:
+    target, other = tmp_path / "artifact", tmp_path / "other"
+    if kind == "a file":
+        target.write_text("mine")
+    else:
+        if points_at == "folder":
+            write(random_llama(), other)
+        elif points_at == "file":
+            other.write_text("mine")
+        target.symlink_to(other)
+    with pytest.raises(DataError) as refused:
+        write(random_llama(), target)
+    assert str(refused.value) == (f"{target}: is {kind}, no artifact of quantpipe; move it, or choose another `output`")
+    assert target.is_symlink() if kind == "a link" else target.read_text() == "mine"
+    assert not list(tmp_path.glob(".partial-*"))
 
 
 def test_interrupt_leaves_nothing_and_the_next_run_starts_cleanly(
