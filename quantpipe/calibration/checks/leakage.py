@@ -19,7 +19,7 @@ from quantpipe.errors import DataError
 
 NGRAM_WORDS = 8
 LEAST_SHARED_FRAC = 0.5
-MIN_SAMPLE_WORDS = 2 * NGRAM_WORDS  # a sample that is shorter is no evidence by lying in a long evaluation text
+MIN_SAMPLE_WORDS = 2 * NGRAM_WORDS  # half of a sample that is shorter is no evidence; all of it is
 MIN_LINE_WORDS = 3  # a shorter evaluation text ("yes", "Thank you") says nothing as one line of a sample
 MOST_SHOWN = 10
 LeakKind = Literal["exact", "near", "group"]
@@ -94,8 +94,8 @@ class LeakageIndex:
 
         exact: the sample, or one line of it, is the evaluation text after normalising (a line only for a text of three
         words or more). near: half or more of the distinct runs of eight words of the evaluation text are in the sample,
-        or half or more of those of the sample, if it has 16 words or more, are in the evaluation text. group: they
-        have the same group. A Chinese character counts as a word; a text of fewer than eight is never near.
+        or half or more of those of the sample are in the evaluation text: all of them, if it has fewer than 16 words.
+        group: they have the same group. A Chinese character counts as a word; a text of fewer than eight is never near.
         """
         if not self._places:
             return None
@@ -135,8 +135,11 @@ class LeakageIndex:
         owners = np.concatenate([self._owners[self._starts[i] : self._starts[i + 1]] for i in at])
         candidates, num_shared = np.unique(owners, return_counts=True)
         share = num_shared / self._num_grams[candidates]
+        of_sample = num_shared / len(grams)
         if num_words >= MIN_SAMPLE_WORDS:
-            share = np.maximum(share, num_shared / len(grams))
+            share = np.maximum(share, of_sample)
+        else:
+            share = np.where(num_shared == len(grams), 1.0, share)
         best = int(np.argmax(share))
         return int(candidates[best]) if share[best] >= LEAST_SHARED_FRAC else None
 
