@@ -3,8 +3,10 @@
 Everything goes to standard error, so that standard output holds results only.
 """
 
+import random
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
 Item = TypeVar("Item")
@@ -21,13 +23,24 @@ def no_progress(items: Iterable[Item], total: int, label: str) -> Iterator[Item]
     return iter(items)
 
 
+@contextmanager
+def random_state_kept() -> Iterator[None]:
+    """Python's own generator is the caller's: what libraries draw from it within this, it gives again afterwards."""
+    state = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(state)
+
+
 class Reporter:
     """Stage headings, notes and progress bars with the time left, on standard error."""
 
     def __init__(self, quiet: bool = False) -> None:
-        from rich.console import Console
+        with random_state_kept():  # rich draws a number as it is imported
+            from rich.console import Console
 
-        self.console = Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
+            self.console = Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
         self._started_s = time.monotonic()
 
     def stage(self, text: str) -> None:

@@ -21,6 +21,7 @@ from quantpipe.quantize.model.watched_attention import watched_attention
 from quantpipe.quantize.solvers.solver import SolverOptions
 from quantpipe.quantize.targets.allocate import Allocation, Budget, LinearSet, allocate
 from quantpipe.quantize.targets.discover import Targets, check_schemes, find_targets
+from quantpipe.quantize.targets.flat_inputs import check_token_scales
 from quantpipe.quantize.targets.sensitivity import measure_sensitivity, sample_tokens
 from quantpipe.quantize.targets.sensitivity_store import remembered
 from quantpipe.recipe.quantize_section import W8A8, AllocateSection, GptqSolver, QuantizeSection, Scheme
@@ -111,8 +112,11 @@ def quantize_model(
 
 def targets_of(section: QuantizeSection, model: StreamedModel) -> Targets:
     """The linears that ``section`` quantizes, and how. RecipeError where some of it cannot be."""
+    scheme = scheme_of(section.scheme)
     overrides = [(each.modules, scheme_of(each.scheme)) for each in section.overrides]
-    targets = find_targets(model.module, model.blocks, section.ignore, scheme_of(section.scheme), overrides)
+    targets = find_targets(model.module, model.blocks, section.ignore, scheme, overrides)
+    sections = {each: f"quantize.overrides[{index}].scheme" for index, (_, each) in enumerate(overrides)}
+    check_token_scales(model, targets.schemes, sections | {scheme: "quantize.scheme"})
     if section.allocate is not None:
         _check_budget(section, section.allocate, model, targets)
     return targets

@@ -4,12 +4,12 @@ Similarity is Jaccard's, of the sets of runs of three words (characters in scrip
 that a build considers, not for whole files: memory is 8 bytes per word of the texts kept, and about 6 kB for each text.
 """
 
-import random
 from typing import Any
 
 import numpy as np
 
 from quantpipe.calibration.text.words import Hashes, digest_of, ngram_hashes, normalised
+from quantpipe.report import random_state_kept
 
 SHINGLE_WORDS = 3
 NUM_PERMUTATIONS = 64
@@ -27,9 +27,8 @@ class NearDuplicates:
         from datasketch import MinHash, MinHashLSH  # heavy: imports scipy
 
         self._threshold = threshold
-        random_state = random.getstate()  # the library draws a name for its tables from the caller's generator
-        self._index: Any = MinHashLSH(num_perm=NUM_PERMUTATIONS, params=lsh_bands(threshold))
-        random.setstate(random_state)
+        with random_state_kept():  # the library draws a name for its tables
+            self._index: Any = MinHashLSH(num_perm=NUM_PERMUTATIONS, params=lsh_bands(threshold))
         self._blank: Any = MinHash(NUM_PERMUTATIONS, seed=1, hashfunc=int, scheme="affine64")
         self._kept: list[Hashes] = []
 

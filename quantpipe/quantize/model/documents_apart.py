@@ -43,7 +43,7 @@ def check_documents_apart(model: StreamedModel) -> None:
     if not _agree(whole_SLD, [entered_SLD for entered_SLD, _ in alone], None):
         raise _refusal(model, "gives tokens other embeddings behind another document")
     shared = [map_leaves(each, partial(interned, kept=kept)) for each in whole_kwargs]
-    for index in _one_of_each_kind(model, shared):
+    for index in one_of_each_kind(model, shared):
         block = model.load_block(index).double()
         whole = Batch(whole_SLD, shared[index]).first_sequence(torch.float64)
         parts = [Batch(x_SLD, kwargs[index]).first_sequence(torch.float64) for x_SLD, kwargs in alone]
@@ -70,7 +70,7 @@ def _agree(whole_SLD: Tensor, parts: list[Tensor], entered_SLD: Tensor | None) -
     return bool((error_L <= TOLERANCE * added_SLD[0].norm(dim=-1)).all())
 
 
-def _one_of_each_kind(model: StreamedModel, kwargs: list[Kwargs]) -> Iterator[int]:
+def one_of_each_kind(model: StreamedModel, kwargs: list[Kwargs]) -> Iterator[int]:
     """The first block of those that are built alike and called with the same."""
     seen: set[tuple[Any, ...]] = set()
     for index, block in enumerate(model.blocks.blocks):
