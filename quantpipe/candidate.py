@@ -30,7 +30,14 @@ from quantpipe.formats.digests import file_digest
 from quantpipe.formats.kv_scales import KV_SCALES_NAME
 from quantpipe.gate.record import library_versions, withdraw_verdict, write_text_atomically
 from quantpipe.gate.report import ParityRow
-from quantpipe.quantize.by_recipe import Quantization, open_model, quantize_model, scheme_of, targets_of
+from quantpipe.quantize.by_recipe import (
+    Quantization,
+    check_transforms,
+    open_model,
+    quantize_model,
+    scheme_of,
+    targets_of,
+)
 from quantpipe.quantize.layer_table import layer_table
 from quantpipe.quantize.loop.checkpoint import discard_work
 from quantpipe.quantize.loop.records import QuantizedModel
@@ -39,6 +46,8 @@ from quantpipe.quantize.model.loading import StreamedModel
 from quantpipe.quantize.preflight import check_save
 from quantpipe.quantize.transforms.transform import TransformRecord
 from quantpipe.quantize.writing import write_quantized
+from quantpipe.recipe.lengths import check_length
+from quantpipe.recipe.quantize_rules import reads_data
 from quantpipe.recipe.quantize_section import GptqSolver
 from quantpipe.recipe.schema import Recipe
 from quantpipe.report import Reporter
@@ -87,6 +96,8 @@ def make_candidate(
     if recipe.quantize is not None:  # what cannot be quantized is refused before calibration
         targets_of(recipe.quantize, model)
         model.check_finite()
+        _check_lengths(recipe, model)
+        check_transforms(recipe.quantize, model)
         if is_packed_apart(recipe):
             check_documents_apart(model)
     calibration = calibrate(recipe, base, texts, reporter)
@@ -115,7 +126,8 @@ def make_candidate(
         write_manifest(recipe.output, calibration)
     manifest = _manifest(recipe, base, calibration, quantization, fingerprint)
     artifact = _write(folder, model, quantization, manifest)
-    parity = _check_parity(model, quantization, base, artifact, config, recipe, reporter)
+    del model  # parity opens models of its own, one at a time
+    parity = _check_parity(quantization, base, artifact, config, recipe, reporter)
     discard_work(recipe.output / WORK_FOLDER)
     return Candidate(artifact, parity, was_reused=False)
 
@@ -147,6 +159,14 @@ def _report_coverage(
     made_with = {"base": base.digest, "code": code_digest(), "versions": library_versions()}
     size = Renderer(base.folder).vocabulary_size
     report_coverage(recipe.output, calibration, size, held_out, observed, made_with, reporter)
+
+
+def _check_lengths(recipe: Recipe, model: StreamedModel) -> None:
+    """Raise RecipeError where the model has no positions for the sequences that it is to read."""
+    if reads_data(recipe.model_dump(mode="json")):
+        check_length("calibration.sequence_length", budget_of(recipe).sequence_length, model.max_positions)
+    if recipe.evaluate is not None and recipe.evaluate.divergence is not None:
+        check_length("evaluate.divergence.window_tokens", recipe.evaluate.divergence.window_tokens, model.max_positions)
 
 
 def _check_disk(recipe: Recipe, base: Artifact) -> None:
@@ -261,7 +281,6 @@ def _calibration_record(calibration: CalibrationSet) -> dict[str, Any]:
 
 
 def _check_parity(
-    model: StreamedModel,
     quantization: Quantization | None,
     base: BaseModel,
     artifact: Artifact,
@@ -269,7 +288,7 @@ def _check_parity(
     recipe: Recipe,
     reporter: Reporter,
 ) -> tuple[ParityRow, ...]:
-    """Measure parity, record it beside the artifact, and refuse an artifact that lacks it. Uses up ``model``."""
+    """Measure parity, record it beside the artifact, and refuse an artifact that lacks it."""
     reporter.stage("parity: simulated, reloaded by transformers" + (", served" if config is not None else ""))
     quantized = quantization.model if quantization is not None else QuantizedModel({}, ())
     trust = recipe.model.trust_remote_code

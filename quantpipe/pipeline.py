@@ -26,6 +26,7 @@ from quantpipe.judgement import (
 from quantpipe.models import describe
 from quantpipe.models.weights import check_tensors
 from quantpipe.recipe.gate_section import require_gate
+from quantpipe.recipe.lengths import check_length
 from quantpipe.recipe.lines import naming_lines
 from quantpipe.recipe.schema import Recipe
 from quantpipe.report import Reporter
@@ -192,7 +193,15 @@ def resolve_served(recipe: Recipe, cache_folder: Path, reporter: Reporter) -> Ba
     """The base model; one that the runtime cannot serve is refused before any work."""
     base = _resolve(recipe, cache_folder, reporter)
     _check_served(base)
+    if recipe.evaluate is not None and recipe.evaluate.divergence is not None:
+        check_windows(recipe, base, "evaluate.divergence.window_tokens", recipe.evaluate.divergence.window_tokens)
     return base
+
+
+def check_windows(recipe: Recipe, base: BaseModel, key: str, window_tokens: int) -> None:
+    """Raise RecipeError where ``key`` asks for windows of text that the engine does not take whole."""
+    check_length(key, window_tokens, describe(Artifact.open(base.folder)).max_position_embeddings)
+    check_length(key, window_tokens, recipe.engine.max_model_len, "engine.max_model_len")
 
 
 def _check_served(base: BaseModel) -> None:

@@ -10,7 +10,7 @@ from quantpipe.candidate import make_candidate
 from quantpipe.engine.config import EngineConfig
 from quantpipe.errors import DataError, RecipeError
 from quantpipe.formats.artifact import Artifact
-from quantpipe.recipe.schema import Recipe
+from quantpipe.recipe.schema import CalibrationSection, Recipe
 from quantpipe.report import Reporter
 from quantpipe.sources.base_model import BaseModel
 
@@ -142,6 +142,34 @@ def test_a_budget_out_of_reach_is_refused_before_calibration(base: BaseModel, tm
     wanted = recipe(base, tmp_path / "run", scheme={"name": "w4a16", "group_size": 32}, allocate=allocate)
     with pytest.raises(RecipeError, match="legal range"):
         make_candidate(wanted, base, CONFIG, quiet)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_that_no_rotation_passes_through_is_refused_and_leaves_nothing(
+    tiny_model: Callable[..., Path], base: BaseModel, tmp_path: Path, quiet: Reporter
+) -> None:
+    folder = tiny_model("gemma3")
+    gemma = BaseModel(folder, str(folder), Artifact.open(folder).digest, is_dequantized=False)
+    asked = recipe(gemma, tmp_path / "run", transforms=[{"name": "rotate"}], solver={"name": "gptq"})
+    with pytest.raises(RecipeError, match=r"rotate: model\.layers\.0\.post_attention_layernorm scales channels"):
+        make_candidate(asked, gemma, None, quiet)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("family", ["llama", "opt", "gpt2"])
+def test_sequences_longer_than_the_model_reads_are_refused_before_calibration(
+    tiny_model: Callable[..., Path], tmp_path: Path, quiet: Reporter, family: str
+) -> None:
+    folder = tiny_model(family)
+    made_of = BaseModel(folder, str(folder), Artifact.open(folder).digest, is_dequantized=False)
+    asked = recipe(made_of, tmp_path / "run", solver={"name": "gptq"}, scheme={"name": "w4a16", "group_size": 32})
+    calibration = CalibrationSection.model_validate({"set": tmp_path, "num_sequences": 2, "sequence_length": 257})
+    message = (
+        r"^calibration\.sequence_length: 257 tokens are more than the 256 that the model reads "
+        r"\(max_position_embeddings\); lower it to at most 256$"
+    )
+    with pytest.raises(RecipeError, match=message):
+        make_candidate(asked.model_copy(update={"calibration": calibration}), made_of, None, quiet)
     assert not (tmp_path / "run").exists()
 
 

@@ -6,6 +6,7 @@ and the kernel, whatever its scores say.
 Shapes: S sequences (one here), T positions of the probe, V vocabulary.
 """
 
+import gc
 from collections.abc import Sequence
 from contextlib import redirect_stderr
 from dataclasses import replace
@@ -27,6 +28,7 @@ from quantpipe.gate.report import ParityRow
 from quantpipe.quantize.fake_quant import SERVED, TRANSFORMERS, simulated_logits
 from quantpipe.quantize.loop.records import QuantizedModel
 from quantpipe.quantize.model.loading import StreamedModel
+from quantpipe.quantize.model.suspended import return_free_memory
 
 # Tolerances are mean KL in nats.
 # Nothing but the order of float32 sums may differ.
@@ -125,7 +127,9 @@ def _reloaded_logits(folder: Path, token_ids_ST: npt.NDArray[np.int64], trust_re
             attn_implementation="sdpa",
             **settings,
         ).eval()
-        logits_TV: Tensor = model(input_ids=torch.from_numpy(token_ids_ST), use_cache=False).logits[0].float()
+        logits_TV: Tensor = model(input_ids=torch.from_numpy(token_ids_ST), use_cache=False).logits[0].float().clone()
+    del model
+    _let_go()
     return logits_TV
 
 
@@ -137,4 +141,12 @@ def _served_logits(folder: Path, token_ids: Sequence[int], config: EngineConfig)
 
     engine = Engine.open(folder, config)
     engine.generate([token_ids], SamplingParams(max_tokens=0, ignore_eos=True), prompt_logits_sinks=[keep])
+    del engine
+    _let_go()
     return torch.from_numpy(np.stack([rows[position] for position in range(len(token_ids))]))
+
+
+def _let_go() -> None:
+    """Free models that nothing refers to but themselves (hooks, threads), before the next is opened."""
+    gc.collect()
+    return_free_memory()

@@ -9,9 +9,9 @@ from quantpipe.quantize.solvers.rtn import solve_rtn
 from quantpipe.quantize.solvers.solver import Solver
 from quantpipe.quantize.transforms.awq import apply_awq
 from quantpipe.quantize.transforms.kv_smoothing import apply_k_smooth
-from quantpipe.quantize.transforms.rotate import make_rotate
+from quantpipe.quantize.transforms.rotate import check_rotate, make_rotate
 from quantpipe.quantize.transforms.smoothquant import apply_smoothquant
-from quantpipe.quantize.transforms.transform import TransformFactory, per_block
+from quantpipe.quantize.transforms.transform import TransformCheck, TransformFactory, per_block
 
 TRANSFORMS: dict[str, TransformFactory] = {
     "awq": per_block(apply_awq),
@@ -19,6 +19,9 @@ TRANSFORMS: dict[str, TransformFactory] = {
     "rotate": make_rotate,
     "smoothquant": per_block(apply_smoothquant),
 }
+
+# Those that refuse a model: what finds it out before calibration.
+TRANSFORM_CHECKS: dict[str, TransformCheck] = {"rotate": check_rotate}
 
 SOLVERS: dict[str, Solver] = {
     "rtn": solve_rtn,

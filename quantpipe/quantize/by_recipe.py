@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quantpipe.formats.scheme import WeightScheme, w8a8, weight_only
-from quantpipe.quantize import SOLVERS, TRANSFORMS
+from quantpipe.quantize import SOLVERS, TRANSFORM_CHECKS, TRANSFORMS
 from quantpipe.quantize.kv_int8 import KVObserver, KVRecord
 from quantpipe.quantize.loop.checkpoint import WorkFolder
 from quantpipe.quantize.loop.records import QuantizedModel
@@ -78,7 +78,6 @@ def quantize_model(
             reporter.note(note)
     if position_ids_SL is not None:
         check_documents_apart(model)
-    work_folder.mkdir(parents=True, exist_ok=True)
     allocation = None
     if section.allocate is not None:
         own_folder = WorkFolder.open(work_folder, fingerprint).folder
@@ -120,6 +119,13 @@ def targets_of(section: QuantizeSection, model: StreamedModel) -> Targets:
     if section.allocate is not None:
         _check_budget(section, section.allocate, model, targets)
     return targets
+
+
+def check_transforms(section: QuantizeSection, model: StreamedModel) -> None:
+    """Raise RecipeError where a transform cannot be made for ``model``, which is left as it is."""
+    for each in section.transforms:
+        if each.name in TRANSFORM_CHECKS:
+            TRANSFORM_CHECKS[each.name](each, model)
 
 
 def scheme_of(section: Scheme) -> WeightScheme:

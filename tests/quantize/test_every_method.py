@@ -2,6 +2,7 @@
 transformers loads what it wrote and computes what was simulated."""
 
 import copy
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+import yaml
 from architectures import ARCHITECTURES, MIXTURES, VOCABULARY, MakeModel
 from torch import Tensor, nn
 
@@ -65,13 +67,36 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 # transformers does not load experts with 8-bit activations, so they get a scheme of their own.
 EXPERTS_IN_8_BITS = [{"modules": ["re:.*[.]experts[.].*"], "scheme": W8A16}]
-# Transform -> family -> why it is refused there, in one line and before anything long.
+# What OPT's MLP reads has two dimensions, of which transformers rounds all tokens by one scale.
+OPT_MLP_IN_8_BITS = [
+    {"modules": [f"re:model[.]decoder[.]layers[.][0-9]+[.]{leaf}$" for leaf in ("fc1", "fc2")], "scheme": W8A16}
+]
+_FLAT_INPUTS = (
+    r"^quantize\.scheme: model\.decoder\.layers\.0\.fc1 is to be w8a8, but transformers would round all tokens that it "
+    r"reads by one scale instead of each by its own; store such linears in another: overrides: \[\{modules: "
+    r"\['re:model\[\.\]decoder\[\.\]layers\[\.\]\[0-9\]\+\[\.\]fc1\$', "
+    r"'re:model\[\.\]decoder\[\.\]layers\[\.\]\[0-9\]\+\[\.\]fc2\$'\], scheme: w8a16\}\], or list them under "
+    r"quantize\.ignore$"
+)
+_EXPERTS = (
+    r"^quantize\.scheme: model\.layers\.0\.mlp\.experts\.0\.gate_proj is to be w8a8, in which transformers does not "
+    r"load experts; store them in another: "
+    r"overrides: \[\{modules: \['re:\.\*\[\.\]experts\[\.\]\.\*'\], scheme: w8a16\}\]$"
+)
+# Method, family -> why it is refused there, in one line and before anything long.
 REFUSED = {
     (
         "rotate gptq",
         "gemma3",
     ): r"rotate: model\.layers\.0\.post_attention_layernorm scales channels on their way into the "
     "residual stream, which no rotation passes through",
+    **{("smoothquant w8a8", family): _FLAT_INPUTS for family in ("opt", "gpt2")},
+    **{("smoothquant w8a8", family): _EXPERTS for family in MIXTURES},
+}
+# Method, family -> the overrides that the refusal advises, with which it is not refused.
+ADVISED: dict[tuple[str, str], list[dict[str, Any]]] = {
+    **{("smoothquant w8a8", family): OPT_MLP_IN_8_BITS for family in ("opt", "gpt2")},
+    **{("smoothquant w8a8", family): EXPERTS_IN_8_BITS for family in MIXTURES},
 }
 
 
@@ -84,18 +109,20 @@ class Run:
     transformed: dict[str, Tensor]
 
 
+def advised(method: str, family: str) -> dict[str, Any]:
+    """The method with the overrides that its refusal for a family advises, or as it is where there are none."""
+    overrides = ADVISED.get((method, family))
+    return METHODS[method] if overrides is None else METHODS[method] | {"overrides": overrides}
+
+
 def run(
-    method: str,
-    family: str,
+    settings: Mapping[str, Any],
     base: Path,
     work: Path,
     monkeypatch: pytest.MonkeyPatch,
     token_ids: npt.NDArray[np.int64] = TOKEN_IDS,
 ) -> Run:
     """Quantize the model of ``base`` and write its artifact, as the pipeline does."""
-    settings = METHODS[method]
-    if family in MIXTURES and settings["scheme"]["name"] == "w8a8":
-        settings = {**settings, "overrides": EXPERTS_IN_8_BITS}
     section = QuantizeSection.model_validate(settings)
     kept: dict[str, Tensor] = {}
     for transform in section.transforms:
@@ -156,9 +183,10 @@ def put(model: nn.Module, values: Mapping[str, Tensor]) -> None:
 
 def round_as_transformers(_module: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
     """Inputs rounded to 8 bits as compressed-tensors simulates it: a step is 1 / 127.5 of the largest magnitude, which
-    is a token's own only where inputs have three dimensions. OPT's MLP gets two: there it is that of all tokens."""
+    is a token's own only where inputs have three dimensions."""
     x = args[0]
-    scale = (x.abs().amax(-1, keepdim=True) if x.ndim > 2 else x.abs().amax()) / 127.5
+    assert x.ndim == 3
+    scale = x.abs().amax(-1, keepdim=True) / 127.5
     return ((x / scale).round().clamp(-128, 127) * scale,)
 
 
@@ -202,10 +230,15 @@ def test_method_runs_and_transformers_loads_its_artifact_with_equal_logits(
 ) -> None:
     base = tiny_model(family)
     if (method, family) in REFUSED:
-        with pytest.raises(RecipeError, match=REFUSED[method, family]):
-            run(method, family, base, tmp_path, monkeypatch)
-        return
-    done = run(method, family, base, tmp_path, monkeypatch)
+        with pytest.raises(RecipeError, match=REFUSED[method, family]) as refused:
+            run(METHODS[method], base, tmp_path, monkeypatch)
+        assert not list(tmp_path.iterdir())
+        if (method, family) not in ADVISED:
+            return
+        advice = re.search(r"overrides: (\[\{.*?\}\])", str(refused.value))
+        assert advice is not None
+        assert yaml.safe_load(advice[1]) == [{**each, "scheme": "w8a16"} for each in ADVISED[method, family]]
+    done = run(advised(method, family), base, tmp_path, monkeypatch)
     assert done.result.model.weights.keys() == done.result.targets.schemes.keys()
     assert (done.result.kv is not None) == ("kv_cache" in METHODS[method])
     assert verify(done.artifact.folder) == []
@@ -230,7 +263,7 @@ def test_experts_that_saw_no_tokens_are_rounded_to_nearest_and_told_of(
     method: str,
 ) -> None:
     base = tiny_model("mixtral", num_local_experts=16)
-    done = run(method, "mixtral", base, tmp_path, monkeypatch, TOKEN_IDS[:1, :4])  # reaches at most 8 of 16
+    done = run(advised(method, "mixtral"), base, tmp_path, monkeypatch, TOKEN_IDS[:1, :4])  # reaches at most 8 of 16
     expert = {layer.name: layer for layer in done.result.model.layers if ".experts." in layer.name}
     assert len(expert) == 2 * 16 * 3
     unseen = [layer for layer in expert.values() if layer.num_tokens == 0]

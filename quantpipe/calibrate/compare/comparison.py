@@ -32,7 +32,7 @@ from quantpipe.evaluate.seed_spread import compare_seeds
 from quantpipe.formats.artifact import Artifact
 from quantpipe.gate.record import library_versions, write_text_atomically
 from quantpipe.judgement import engine_config, read_texts
-from quantpipe.pipeline import only_run, resolve_served
+from quantpipe.pipeline import check_windows, only_run, resolve_served
 from quantpipe.recipe.lines import naming_lines
 from quantpipe.recipe.schema import Recipe
 from quantpipe.report import Reporter
@@ -67,6 +67,7 @@ def compare_sets(
     runs = runs_of(recipe, {name: definition.file for name, definition in sets.items()}, num_seeds)
     with only_run(recipe.output / COMPARE_FOLDER), naming_lines(recipe):
         base = resolve_served(recipe, cache_folder, reporter)
+        check_windows(recipe, base, "--window-tokens", wanted.window_tokens)
         output = recipe.output / COMPARE_FOLDER
         write = own_texts(base, engine_config(recipe), output, reporter)
         texts, held_out = domain_texts(sets, wanted, base.folder, write, reporter.progress)

@@ -109,6 +109,14 @@ class StreamedModel:
             for block in self.blocks.blocks:
                 del block.forward
 
+    @property
+    def max_positions(self) -> int | None:
+        """How many tokens of a sequence the model has positions for; None where it is made for any number."""
+        config: Any = self.module.config
+        text = config.get_text_config()
+        limit: int | None = getattr(text, "max_position_embeddings", None)
+        return None if getattr(text, "alibi", False) else limit
+
     def outside(self) -> list[str]:
         """Names of the parameters outside the blocks, tied ones under each of their names."""
         prefix = f"{self.blocks.path}."

@@ -88,9 +88,33 @@ class Rotations:
 def make_rotate(settings: RotateSettings, model: StreamedModel) -> Transform:
     """Rotate everything outside the blocks of ``model``, and return the transform that rotates each block.
 
-    Before that the first block of every kind is rotated and proved. Raises RecipeError, naming the module, where the
-    model cannot be rotated.
+    Raises RecipeError as ``check_rotate`` does.
     """
+    plan = _prove(settings, model)
+    rotate_outside(model.module, plan.outside, plan.rotations.stream)
+    return lambda given: _rotate_block(given, plan.probes, plan.rotations, plan.head_size)
+
+
+def check_rotate(settings: RotateSettings, model: StreamedModel) -> None:
+    """Rotate and prove copies of the first block of every kind; ``model`` is left as it is.
+
+    Raises RecipeError, naming the module, where the model cannot be rotated.
+    """
+    _prove(settings, model)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What was proved, and how each block is rotated; ``probes`` by the block's name."""
+
+    outside: StreamUsers
+    rotations: Rotations
+    probes: Mapping[str, Batch]
+    head_size: int | None
+
+
+@torch.no_grad()
+def _prove(settings: RotateSettings, model: StreamedModel) -> _Plan:
     kwargs = capture_block_inputs(model, probe_ids(model).numpy(), None, ())
     names = [model.blocks.name(index) for index in range(len(model.blocks.blocks))]
     probes = {name: _probe(model, kwargs.of(0, index)) for index, name in enumerate(names)}
@@ -110,8 +134,7 @@ def make_rotate(settings: RotateSettings, model: StreamedModel) -> Transform:
     for index in kinds:
         done = rotated(model.load_block(index).double(), probes[names[index]], rotations, None, names[index])
         head_size = done.values.size if done.values is not None else head_size
-    rotate_outside(model.module, outside, stream)
-    return lambda given: _rotate_block(given, probes, rotations, head_size)
+    return _Plan(outside, rotations, probes, head_size)
 
 
 @torch.no_grad()

@@ -63,6 +63,12 @@ class TransformFactory(Protocol):
     def __call__(self, settings: Any, model: StreamedModel) -> Transform: ...
 
 
+class TransformCheck(Protocol):
+    """Raises RecipeError where the transform of these settings cannot be made for the model, which it leaves alone."""
+
+    def __call__(self, settings: Any, model: StreamedModel) -> None: ...
+
+
 def per_block(transform: Transform) -> TransformFactory:
     """The factory of a transform that has no settings and leaves everything outside the blocks alone."""
     return lambda _settings, _model: transform
