@@ -9,7 +9,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "quantpipe"
 ROWS: tuple[tuple[str, ...], ...] = (
-    ("cache", "disk", "errors", "report"),
+    ("cache", "disk", "errors", "report", "wording"),
     ("formats", "gate", "recipe"),
     ("models", "sources", "calibration"),
     ("backends",),
