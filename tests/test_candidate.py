@@ -163,7 +163,8 @@ def test_sequences_longer_than_the_model_reads_are_refused_before_calibration(
     folder = tiny_model(family)
     made_of = BaseModel(folder, str(folder), Artifact.open(folder).digest, is_dequantized=False)
     asked = recipe(made_of, tmp_path / "run", solver={"name": "gptq"}, scheme={"name": "w4a16", "group_size": 32})
-    calibration = CalibrationSection.model_validate({"set": tmp_path, "num_sequences": 2, "sequence_length": 257})
+    texts = {"sources": [{"kind": "python_stdlib", "content": "topics"}]}
+    calibration = CalibrationSection.model_validate({"set": texts, "num_sequences": 2, "sequence_length": 257})
     message = (
         r"^calibration\.sequence_length: 257 tokens are more than the 256 that the model reads "
         r"\(max_position_embeddings\); lower it to at most 256$"
