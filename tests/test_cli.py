@@ -177,6 +177,7 @@ def test_a_signal_whose_exception_a_library_replaces_ends_as_the_signal_does(
 ) -> None:
     code_text = (
         "import os, signal, sys\nfrom quantpipe import cli\nfrom quantpipe.errors import DataError\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # which a shell may have switched off for us
         "import quantpipe.recipe.schema as schema\n"
         "def load(*_):\n"
         f"    try:\n        os.kill(os.getpid(), signal.{number})\n"

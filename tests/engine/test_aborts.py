@@ -48,7 +48,7 @@ class FastExecutor:
         return 1
 
     def allocate_kv_cache(self, num_blocks: int, block_size: int, dtype: str) -> SimpleNamespace:
-        return SimpleNamespace(num_blocks=num_blocks, block_size=block_size, copy_blocks=lambda copies: None)
+        return SimpleNamespace(num_blocks=num_blocks, block_size=block_size, notes=(), copy_blocks=lambda copies: None)
 
     def forward(self, batch: BatchInput, kv_cache: SimpleNamespace) -> Tensor:
         rows = batch.logit_rows_R
