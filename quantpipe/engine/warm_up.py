@@ -10,7 +10,7 @@ from quantpipe.engine.sampling_params import SamplingParams
 # A chunk; prompts for every other slot, if the chunk left no room for them; a decode of all.
 NUM_STEPS = 3
 # Longer chunks run the same kernels and would cost seconds: only buffers grow with them, which takes next to nothing.
-MAX_CHUNK_TOKENS = 64
+MAX_CHUNK_TOKENS = 16
 
 
 class SteppedEngine(Protocol):

@@ -170,19 +170,7 @@ def verify(folder: Path, hashing: Hashing | None = None) -> list[str]:
     artifact = Artifact._read(folder)
     if artifact.manifest is None:
         raise ArtifactError(f"{folder}: no {MANIFEST_NAME}, so there is nothing to verify against")
-    problems = list(artifact.structural_problems())
-    digests = (hashing or Hashing(folder)).result()
-    promised = artifact.manifest.get("tensors", {})
-    for name, entry in promised.items():
-        if name in artifact.stored and digests.tensors.get(name) != entry["sha256"]:
-            problems.append(f"tensor {name} differs from its digest in the manifest")
-    problems += [f"tensor {name} is not in the manifest" for name in sorted(artifact.stored.keys() - promised.keys())]
-    for name, digest in artifact.manifest.get("files", {}).items():
-        if not (folder / name).is_file():
-            problems.append(f"file {name} is missing; the manifest lists it")
-        elif digests.files.get(name) != digest:
-            problems.append(f"file {name} differs from its digest in the manifest")
-    return problems
+    return [*artifact.structural_problems(), *_digest_problems(artifact, hashing or Hashing(folder))]
 
 
 def require_intact(folder: Path, hashing: Hashing | None = None) -> None:
@@ -190,9 +178,10 @@ def require_intact(folder: Path, hashing: Hashing | None = None) -> None:
 
     ``hashing`` of this folder may have begun before.
     """
-    if Artifact.open(folder).manifest is None:
+    artifact = Artifact.open(folder)
+    if artifact.manifest is None:
         return
-    for problem in verify(folder, hashing):
+    for problem in _digest_problems(artifact, hashing or Hashing(folder)):
         raise ArtifactError(f"{folder}: {problem}; make the artifact again, or fetch it again")
 
 
@@ -244,6 +233,22 @@ def _quantized_module(name: str, tensor: StoredTensor) -> str | None:
     if suffix in _QUANTIZED_SUFFIXES or (suffix == "weight" and tensor.spec.dtype == "I8"):
         return module
     return None
+
+
+def _digest_problems(artifact: Artifact, hashing: Hashing) -> Iterator[str]:
+    """What differs from the manifest, is not listed there, or listed and not there."""
+    manifest, digests = artifact.manifest or {}, hashing.result()
+    promised = manifest.get("tensors", {})
+    for name, entry in promised.items():
+        if name in artifact.stored and digests.tensors.get(name) != entry["sha256"]:
+            yield f"tensor {name} differs from its digest in the manifest"
+    for name in sorted(artifact.stored.keys() - promised.keys()):
+        yield f"tensor {name} is not in the manifest"
+    for name, digest in manifest.get("files", {}).items():
+        if not (artifact.folder / name).is_file():
+            yield f"file {name} is missing; the manifest lists it"
+        elif digests.files.get(name) != digest:
+            yield f"file {name} differs from its digest in the manifest"
 
 
 def _read(stored: StoredTensor) -> torch.Tensor:

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import signal
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import uvicorn
@@ -28,8 +29,10 @@ def run_server(folder: Path, config: EngineConfig, host: str, port: int, model_n
     Port 0 takes a free one. Warms the engine up, then prints one line when requests are taken. Raises ArtifactError for
     a damaged folder and DataError for an address that cannot be had, both before anything is served.
     """
-    engine = Engine.open(folder, config)
-    tokenizer = Tokenizer.open(folder)
+    with ThreadPoolExecutor(1) as pool:
+        opening = pool.submit(Tokenizer.open, folder)
+        engine = Engine.open(folder, config)
+    tokenizer = opening.result()
     name = model_name or folder.resolve().name
     with bind(host, port) as listener:
         engine.warm_up()
