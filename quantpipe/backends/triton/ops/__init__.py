@@ -1,0 +1,1 @@
+"""Triton kernels, each with the Python function that launches it."""
