@@ -88,9 +88,7 @@ def store_head(
 
 
 @triton.jit
-def load_codes(
-    codes_ptr, row_N, in_N, HALF: tl.constexpr, C: tl.constexpr, KIND: tl.constexpr, dtype: tl.constexpr
-):
+def load_codes(codes_ptr, row_N, in_N, HALF: tl.constexpr, C: tl.constexpr, KIND: tl.constexpr, dtype: tl.constexpr):
     """Both halves [N, C] of the codes in rows of [b, W], as ``dtype``; 0 where ``in_N`` is false and beyond HALF."""
     dims_C = tl.arange(0, C)
     in_NC = in_N[:, None] & (dims_C < HALF)[None, :]

@@ -233,9 +233,7 @@ def _turned(
 
 
 @triton.jit
-def _turned_half(
-    row_ptrs_R, tokens_R, in_R, dims_C, in_C, norm_ptr, rstd_R, cos_ptr, sin_ptr, NUM_PAIRS: tl.constexpr
-):
+def _turned_half(row_ptrs_R, tokens_R, in_R, dims_C, in_C, norm_ptr, rstd_R, cos_ptr, sin_ptr, NUM_PAIRS: tl.constexpr):
     """Dimensions ``dims_C`` of heads: i and i + P turn together, those from 2P on stay."""
     is_first_C = dims_C < NUM_PAIRS
     partner_C = tl.where(is_first_C, dims_C + NUM_PAIRS, dims_C - NUM_PAIRS)
@@ -251,7 +249,5 @@ def _turned_half(
     turn_RC = tokens_R[:, None] * NUM_PAIRS + pair_C[None, :]
     cos_RC = tl.load(cos_ptr + turn_RC, mask=turns_RC, other=1.0)
     sin_RC = tl.load(sin_ptr + turn_RC, mask=turns_RC, other=0.0)
-    turned_RC = tl.where(
-        is_first_C[None, :], x_RC * cos_RC - partner_RC * sin_RC, x_RC * cos_RC + partner_RC * sin_RC
-    )
+    turned_RC = tl.where(is_first_C[None, :], x_RC * cos_RC - partner_RC * sin_RC, x_RC * cos_RC + partner_RC * sin_RC)
     return tl.where(turns_RC, turned_RC, x_RC)
