@@ -1,0 +1,1 @@
+"""Executes decoders on CUDA GPUs. Importing this package does not import Triton."""

@@ -1,1 +1,1 @@
-"""Triton kernels, each with the Python function that launches it."""
+"""Triton kernels and the functions that launch them. Importing any of them imports Triton."""

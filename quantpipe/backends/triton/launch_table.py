@@ -1,0 +1,116 @@
+"""How kernels are launched on each architecture: tile sizes, warps, pipeline stages. Plain data, chosen by shape.
+
+Nothing is tuned at run time. The tests compile every entry for its architecture; none has been timed on a GPU yet.
+
+Shapes: T rows, N out_features, K in_features.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+ARCHITECTURES = (80, 86, 89, 90, 100)
+# Compute capabilities whose programs have no more shared memory than those of 89: their entries serve them.
+_LIKE_89 = (11, 12)
+# Streaming multiprocessors of the largest common chip of each architecture: how many programs fill it.
+NUM_PROCESSORS = {80: 108, 86: 84, 89: 128, 90: 132, 100: 148}
+
+
+def architecture(device: torch.device) -> int:
+    """The architecture whose entries a device takes. The interpreter, which runs on the CPU, takes those of 80."""
+    if device.type != "cuda":
+        return ARCHITECTURES[0]
+    major, minor = torch.cuda.get_device_capability(device)
+    if major in _LIKE_89:
+        return 89
+    return max((known for known in ARCHITECTURES if known <= 10 * major + minor), default=ARCHITECTURES[0])
+
+
+@dataclass(frozen=True)
+class RowsLaunch:
+    """Kernels that work along whole rows: so many rows, and so many columns of them at a time."""
+
+    block_rows: int
+    block_size: int
+    num_warps: int
+
+
+_ELEMENTS_PER_PROGRAM = 2048
+_MAX_WARPS = 16
+
+
+def rows_launch(size: int, max_block_size: int) -> RowsLaunch:
+    """For rows of ``size`` elements, of which one program holds up to ``max_block_size``; alike on every GPU."""
+    block_size = min(1 << (size - 1).bit_length(), max_block_size)
+    block_rows = max(1, _ELEMENTS_PER_PROGRAM // block_size)
+    return RowsLaunch(block_rows, block_size, min(_MAX_WARPS, max(4, block_size // 512)))
+
+
+@dataclass(frozen=True)
+class MatmulLaunch:
+    """Matrix products: a tile is ``block_rows`` x ``block_out``; ``block_in`` of K are multiplied at a time.
+
+    ``swapped`` multiplies weight @ x.T, so that the weights are the left operand, which may come from registers.
+    """
+
+    block_rows: int
+    block_out: int
+    block_in: int
+    num_warps: int
+    num_stages: int
+    swapped: bool
+
+
+# Of each architecture, by ascending number of rows: up to so many rows, and the launch. The last holds for any number.
+Entries = tuple[tuple[int, MatmulLaunch], ...]
+_ANY = 1 << 62
+
+# Weights in the left operand go from registers into the tensor cores: on sm_90 for any number of rows.
+_FEW_ROWS: Entries = (
+    (16, MatmulLaunch(16, 64, 64, 4, 4, True)),
+    (32, MatmulLaunch(32, 64, 64, 4, 4, True)),
+    (64, MatmulLaunch(64, 64, 64, 4, 3, True)),
+)
+WEIGHT_ONLY: dict[int, Entries] = {
+    80: (*_FEW_ROWS, (_ANY, MatmulLaunch(128, 128, 64, 8, 3, True))),
+    86: (*_FEW_ROWS, (_ANY, MatmulLaunch(128, 64, 64, 4, 3, True))),
+    89: (*_FEW_ROWS, (_ANY, MatmulLaunch(128, 64, 64, 4, 3, True))),
+    90: (*_FEW_ROWS, (_ANY, MatmulLaunch(128, 128, 64, 8, 3, True))),
+    100: (*_FEW_ROWS, (_ANY, MatmulLaunch(128, 128, 64, 8, 3, True))),
+}
+
+_FEW_INT8: Entries = (
+    (16, MatmulLaunch(16, 64, 128, 4, 4, True)),
+    (32, MatmulLaunch(32, 64, 128, 4, 4, True)),
+    (64, MatmulLaunch(64, 64, 128, 4, 4, False)),
+)
+INT8: dict[int, Entries] = {
+    80: (*_FEW_INT8, (_ANY, MatmulLaunch(128, 128, 128, 8, 3, False))),
+    86: (*_FEW_INT8, (_ANY, MatmulLaunch(128, 128, 64, 8, 3, False))),
+    89: (*_FEW_INT8, (_ANY, MatmulLaunch(128, 128, 64, 8, 3, False))),
+    90: (*_FEW_INT8, (_ANY, MatmulLaunch(128, 128, 128, 8, 4, False))),
+    100: (*_FEW_INT8, (_ANY, MatmulLaunch(128, 128, 128, 8, 4, False))),
+}
+
+
+@dataclass(frozen=True)
+class RowLaunch:
+    """One row times a matrix: tiles of ``block_out`` output features, ``block_panels`` panels of K at a time."""
+
+    block_out: int
+    block_panels: int
+    num_warps: int
+
+
+ONE_ROW: dict[int, RowLaunch] = {arch: RowLaunch(32, 4, 4) for arch in ARCHITECTURES}
+
+
+def entry_for(entries: Entries, num_rows: int) -> MatmulLaunch:
+    """The first that takes so many rows."""
+    return next(launch for max_rows, launch in entries if num_rows <= max_rows)
+
+
+def num_splits(arch: int, num_tiles: int, num_steps: int) -> int:
+    """Into how many parts K is cut so that the tiles occupy the GPU about twice; a part has at least four steps."""
+    wanted = -(-2 * NUM_PROCESSORS[arch] // num_tiles)
+    return max(1, min(wanted, num_steps // 4, 16))
