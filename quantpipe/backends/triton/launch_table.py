@@ -114,3 +114,43 @@ def num_splits(arch: int, num_tiles: int, num_steps: int) -> int:
     """Into how many parts K is cut so that the tiles occupy the GPU about twice; a part has at least four steps."""
     wanted = -(-2 * NUM_PROCESSORS[arch] // num_tiles)
     return max(1, min(wanted, num_steps // 4, 16))
+
+
+@dataclass(frozen=True)
+class AttentionLaunch:
+    """``tile`` tokens of the cache are looked at together by at least ``rows`` queries, a token and a head each.
+
+    Where query heads that read one KV head are more than ``rows``, tiles are as high as those need.
+    """
+
+    rows: int
+    tile: int
+    num_warps: int
+    num_stages: int
+
+
+# Of each architecture, by ascending bytes of a head in the dtype of queries: up to so many, and the launch.
+AttentionEntries = tuple[tuple[int, AttentionLaunch], ...]
+
+_DECODE: AttentionEntries = (
+    (256, AttentionLaunch(16, 64, 4, 2)),
+    (512, AttentionLaunch(16, 32, 4, 2)),
+    (_ANY, AttentionLaunch(16, 16, 4, 2)),
+)
+DECODE: dict[int, AttentionEntries] = {arch: _DECODE for arch in ARCHITECTURES}
+_CHUNK: AttentionEntries = (
+    (256, AttentionLaunch(64, 64, 4, 2)),
+    (512, AttentionLaunch(64, 32, 4, 2)),
+    (_ANY, AttentionLaunch(32, 16, 4, 2)),
+)
+CHUNK: dict[int, AttentionEntries] = {arch: _CHUNK for arch in ARCHITECTURES}
+# What one program of other kernels holds. Rope and the write into the cache: tokens and heads; copies of blocks: words;
+# the search for the largest logit: logits.
+ROPE_ROWS = 8
+COPY_WORDS = 4096
+GREEDY_LOGITS = 8192
+
+
+def attention_entry(entries: AttentionEntries, head_bytes: int) -> AttentionLaunch:
+    """The first that takes heads of so many bytes."""
+    return next(launch for max_bytes, launch in entries if head_bytes <= max_bytes)

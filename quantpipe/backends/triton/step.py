@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from quantpipe.backends.protocol import BatchInput
-from quantpipe.backends.triton.ops.attention_chunk import Chunks, tokens_per_tile
+from quantpipe.backends.triton.ops.attention_chunk import Chunks
 from quantpipe.backends.triton.ops.attention_decode import Decodes
 from quantpipe.backends.triton.ops.attention_tile import FAR
 
@@ -38,8 +38,8 @@ class StepTensors(NamedTuple):
         return min((window for window in (own, self.window) if window is not None), default=None)
 
 
-def to_device(batch: BatchInput, block_size: int, group: int, device: torch.device) -> StepTensors:
-    """The tensors of a batch, for a model in which ``group`` query heads read each KV head."""
+def to_device(batch: BatchInput, block_size: int, tile_len: int, device: torch.device) -> StepTensors:
+    """The tensors of a batch. A tile of a chunk holds ``tile_len`` tokens (``attention_chunk.tokens_per_tile``)."""
     held_lens, num_seqs = batch.held_lens(block_size), len(batch.query_lens)
     starts = list(itertools.accumulate(batch.query_lens, initial=0))[:-1]
     shifts = [min(dropped * block_size, FAR) for dropped in batch.dropped_blocks or (0,) * num_seqs]
@@ -58,7 +58,7 @@ def to_device(batch: BatchInput, block_size: int, group: int, device: torch.devi
     if reading:
         query_lens = [batch.query_lens[s] for s in reading]
         parts += [of(starts, reading), torch.tensor(query_lens), of(held_lens, reading), of(shifts, reading)]
-        parts += [table_of(reading), *_tiles(query_lens, tokens_per_tile(group))]
+        parts += [table_of(reading), *_tiles(query_lens, tile_len)]
     uploaded = _upload(parts, device)
     num_flat, num_decode = 4, len(Decodes._fields) if decoding else 0
     token_ids_T, positions_T, slots_T, logit_rows_R = uploaded[:num_flat]

@@ -8,10 +8,12 @@ D head_dim, M rows of a tile (a token and a head each), C dimensions of half a h
 
 from typing import NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from quantpipe.backends.triton import launch_table
 from quantpipe.backends.triton.kv_cache import LayerStore
 from quantpipe.backends.triton.ops.attention_tile import (
     LOG2_E,
@@ -21,8 +23,6 @@ from quantpipe.backends.triton.ops.attention_tile import (
     store_halves,
 )
 from quantpipe.backends.triton.ops.kv_codes import kind_of
-
-ROWS_PER_TILE = 64
 
 
 class Chunks(NamedTuple):
@@ -41,14 +41,10 @@ class Chunks(NamedTuple):
     tile_first_X: Tensor
 
 
-def rows_per_tile(group: int) -> int:
-    """M: rows of a tile where ``group`` query heads read one KV head."""
-    return max(ROWS_PER_TILE, triton.next_power_of_2(group))
-
-
-def tokens_per_tile(group: int) -> int:
-    """How many new tokens of a sequence a tile holds."""
-    return rows_per_tile(group) // group
+def tokens_per_tile(num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> int:
+    """How many new tokens of a sequence a tile holds, with all query heads of one KV head."""
+    group = num_heads // num_kv_heads
+    return _rows_per_tile(group, _entry(head_dim, dtype, device)) // group
 
 
 def attend_chunks(
@@ -60,7 +56,6 @@ def attend_chunks(
     sight: Sight,
     softmax_scale: float,
     out_THD: Tensor,
-    tile: int = 64,
 ) -> None:
     """Write what the new tokens attend to into their rows of ``out_THD``, in the dtype of the queries.
 
@@ -68,6 +63,7 @@ def attend_chunks(
     """
     num_heads, head_dim = query_THD.shape[1:]
     group = num_heads // keys.num_kv_heads
+    entry = _entry(head_dim, query_THD.dtype, query_THD.device)
     chunk_kernel[(len(chunks.tile_seq_X), keys.num_kv_heads)](
         query_THD,
         sink_query_THD,
@@ -87,14 +83,23 @@ def attend_chunks(
         BLOCK_SIZE=keys.block_size,
         HALF=head_dim // 2,
         C=max(16, triton.next_power_of_2(head_dim // 2)),
-        M=rows_per_tile(group),
-        TILE=tile,
+        M=_rows_per_tile(group, entry),
+        TILE=entry.tile,
         KEY_KIND=kind_of(keys.rule),
         VALUE_KIND=kind_of(values.rule),
         HAS_SINKS=sight.num_sinks > 0,
-        num_warps=4,
-        num_stages=2,
+        num_warps=entry.num_warps,
+        num_stages=entry.num_stages,
     )
+
+
+def _entry(head_dim: int, dtype: torch.dtype, device: torch.device) -> launch_table.AttentionLaunch:
+    entries = launch_table.CHUNK[launch_table.architecture(device)]
+    return launch_table.attention_entry(entries, head_dim * dtype.itemsize)
+
+
+def _rows_per_tile(group: int, entry: launch_table.AttentionLaunch) -> int:
+    return max(entry.rows, triton.next_power_of_2(group))
 
 
 @triton.jit(do_not_specialize=["window", "num_sinks", "num_first", "table_stride"])

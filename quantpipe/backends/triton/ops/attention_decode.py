@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quantpipe.backends.triton import launch_table
 from quantpipe.backends.triton.kv_cache import LayerStore
 from quantpipe.backends.triton.ops.attention_tile import (
     LOG2_E,
@@ -58,7 +59,6 @@ def attend_decodes(
     softmax_scale: float,
     splits: int,
     out_THD: Tensor,
-    tile: int = 64,
 ) -> None:
     """Write what the new tokens attend to into their rows of ``out_THD``, in the dtype of the queries.
 
@@ -71,6 +71,8 @@ def attend_decodes(
         # Of each split: weighted sums, then the largest score and the sum of weights.
         partial = query_THD.new_empty((num_seqs, num_heads, splits, head_dim + 2), dtype=torch.float32)
     group = num_heads // keys.num_kv_heads
+    entries = launch_table.DECODE[launch_table.architecture(query_THD.device)]
+    entry = launch_table.attention_entry(entries, head_dim * query_THD.itemsize)
     half_width = max(16, triton.next_power_of_2(head_dim // 2))
     decode_kernel[(num_seqs, keys.num_kv_heads, splits)](
         query_THD,
@@ -92,13 +94,13 @@ def attend_decodes(
         BLOCK_SIZE=keys.block_size,
         HALF=head_dim // 2,
         C=half_width,
-        M=max(16, triton.next_power_of_2(group)),
-        TILE=tile,
+        M=max(entry.rows, triton.next_power_of_2(group)),
+        TILE=entry.tile,
         KEY_KIND=kind_of(keys.rule),
         VALUE_KIND=kind_of(values.rule),
         HAS_SINKS=sight.num_sinks > 0,
-        num_warps=4,
-        num_stages=2,
+        num_warps=entry.num_warps,
+        num_stages=entry.num_stages,
     )
     if partial is not None:
         join_kernel[(num_seqs, num_heads)](

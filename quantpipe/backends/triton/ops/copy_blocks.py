@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-WORDS_PER_PROGRAM = 4096
+from quantpipe.backends.triton import launch_table
 
 
 def copy_blocks(pool: Tensor, copies: Sequence[tuple[int, int]]) -> None:
@@ -43,7 +43,7 @@ def _as_words(pool: Tensor) -> Tensor:
 
 def _copy(source_LBw: Tensor, target_LBw: Tensor, sources_I: Tensor, targets_I: Tensor) -> None:
     num_words = source_LBw.shape[-1]
-    grid = (len(sources_I), source_LBw.shape[0], triton.cdiv(num_words, WORDS_PER_PROGRAM))
+    grid = (len(sources_I), source_LBw.shape[0], triton.cdiv(num_words, launch_table.COPY_WORDS))
     copy_blocks_kernel[grid](
         source_LBw,
         target_LBw,
@@ -52,7 +52,7 @@ def _copy(source_LBw: Tensor, target_LBw: Tensor, sources_I: Tensor, targets_I: 
         source_LBw.stride(0),
         target_LBw.stride(0),
         num_words,
-        WORDS=WORDS_PER_PROGRAM,
+        WORDS=launch_table.COPY_WORDS,
         num_warps=4,
     )
 

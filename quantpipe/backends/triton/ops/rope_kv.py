@@ -11,10 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quantpipe.backends.triton import launch_table
 from quantpipe.backends.triton.kv_cache import LayerStore
 from quantpipe.backends.triton.ops.kv_codes import kind_of, store_head
-
-ROWS_PER_PROGRAM = 8
 
 
 class Turns(NamedTuple):
@@ -57,8 +56,8 @@ def rope_and_write(
     num_heads = heads_TX.shape[1] // head_dim - 2 * num_kv_heads
     query_THD = torch.empty(num_tokens, num_heads, head_dim, dtype=heads_TX.dtype, device=heads_TX.device)
     sink_query_THD = None if sink_turns is None else torch.empty_like(query_THD)
-    num_programs = triton.cdiv(num_tokens * num_heads, ROWS_PER_PROGRAM)
-    num_programs += 2 * triton.cdiv(num_tokens * num_kv_heads, ROWS_PER_PROGRAM)
+    num_programs = triton.cdiv(num_tokens * num_heads, launch_table.ROPE_ROWS)
+    num_programs += 2 * triton.cdiv(num_tokens * num_kv_heads, launch_table.ROPE_ROWS)
     rope_kv_kernel[(num_programs,)](
         heads_TX,
         turns.cos_TP,
@@ -85,7 +84,7 @@ def rope_and_write(
         BLOCK_SIZE=keys.block_size,
         HALF=head_dim // 2,
         C=triton.next_power_of_2(head_dim // 2),
-        ROWS=ROWS_PER_PROGRAM,
+        ROWS=launch_table.ROPE_ROWS,
         KEY_KIND=kind_of(keys.rule),
         VALUE_KIND=kind_of(values.rule),
         num_warps=4,

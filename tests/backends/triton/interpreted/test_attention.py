@@ -14,8 +14,9 @@ from torch import Tensor
 
 from quantpipe.backends.protocol import BatchInput
 from quantpipe.backends.reference import attend, visible
+from quantpipe.backends.triton import launch_table
 from quantpipe.backends.triton.kv_cache import LayerStore, TritonKVCache
-from quantpipe.backends.triton.ops.attention_chunk import attend_chunks
+from quantpipe.backends.triton.ops.attention_chunk import attend_chunks, tokens_per_tile
 from quantpipe.backends.triton.ops.attention_decode import attend_decodes, num_splits
 from quantpipe.backends.triton.ops.attention_tile import Sight
 from quantpipe.backends.triton.step import StepTensors, to_device
@@ -29,14 +30,21 @@ CPU = torch.device("cpu")
 BOUNDS = {torch.float32: 2e-6, torch.float16: 2e-3}
 
 
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that short contexts fill several of them."""
+    entries = ((1 << 62, launch_table.AttentionLaunch(rows=16, tile=16, num_warps=4, num_stages=2)),)
+    for table in (launch_table.DECODE, launch_table.CHUNK):
+        monkeypatch.setitem(table, launch_table.architecture(CPU), entries)
+
+
 class Shape(NamedTuple):
-    """Of one attention. ``tile`` is how many tokens of the cache a program looks at together."""
+    """Of one attention."""
 
     num_heads: int = 4
     num_kv_heads: int = 2
     head_dim: int = 32
     block_size: int = 4
-    tile: int = 16
 
     @property
     def spec(self) -> AttentionSpec:
@@ -130,9 +138,9 @@ def found(
     sight, scale = Sight(case.window, case.num_sinks), shape.spec.softmax_scale
     stores = (kv.keys.layer(0), kv.values.layer(0))
     if step.decodes is not None:
-        attend_decodes(query_THD, sink_query_THD, step.decodes, *stores, sight, scale, splits, out_THD, tile=shape.tile)
+        attend_decodes(query_THD, sink_query_THD, step.decodes, *stores, sight, scale, splits, out_THD)
     if step.chunks is not None:
-        attend_chunks(query_THD, sink_query_THD, step.chunks, *stores, sight, scale, out_THD, tile=shape.tile)
+        attend_chunks(query_THD, sink_query_THD, step.chunks, *stores, sight, scale, out_THD)
     return out_THD
 
 
@@ -150,9 +158,10 @@ def check(
     generator = torch.Generator().manual_seed(seed + 1)
     size = (sum(batch.query_lens), shape.num_heads, shape.head_dim)
     query, sink_query = (torch.randn(size, generator=generator).to(dtype) for _ in range(2))
-    step = to_device(batch, shape.block_size, shape.num_heads // shape.num_kv_heads, CPU)
-    wanted = expected(shape, case, batch, kv, (query, sink_query))
+    tile_len = tokens_per_tile(shape.num_heads, shape.num_kv_heads, shape.head_dim, dtype, CPU)
+    step = to_device(batch, shape.block_size, tile_len, CPU)
     given = found(shape, case, step, kv, (query, sink_query), splits)
+    wanted = expected(shape, case, batch, kv, (query, sink_query))
     error = (given.double() - wanted).abs().max() / wanted.abs().max()
     assert error < BOUNDS[dtype], error
 
@@ -171,7 +180,7 @@ def test_decodes_and_chunks_attend_in_every_cache_mode(kv_dtype: str, dtype: tor
     [
         Shape(num_heads=6, num_kv_heads=2, head_dim=48),
         Shape(num_heads=3, num_kv_heads=1, head_dim=80, block_size=16),
-        Shape(num_heads=20, num_kv_heads=1, head_dim=16, block_size=5, tile=32),
+        Shape(num_heads=20, num_kv_heads=1, head_dim=16, block_size=5),
         Shape(num_heads=2, num_kv_heads=2, head_dim=128, block_size=3),
     ],
     ids=str,
@@ -211,7 +220,7 @@ def test_sequence_that_holds_nothing_gets_zeros() -> None:
     shape, case = Shape(), Case([(1, 9, 0), (1, 5, 0)])
     batch = batch_of(case, shape.block_size, 0)
     kv = cache_of(shape, "auto", torch.float32, batch, 0)
-    step = to_device(batch, shape.block_size, 2, CPU)
+    step = to_device(batch, shape.block_size, 16, CPU)
     assert step.decodes is not None
     empty = step._replace(decodes=step.decodes._replace(held_S=torch.tensor([9, 0])))
     query = torch.randn(2, 4, 32, generator=torch.Generator().manual_seed(1))
@@ -232,7 +241,7 @@ def test_step_reaches_the_device_as_it_was() -> None:
     batch = batch_of(MIXED, 4, 0)
     tokens = torch.arange(sum(batch.query_lens))
     batch = dataclasses.replace(batch, token_ids_T=tokens + 100, positions_T=tokens + 200, slot_mapping_T=tokens + 300)
-    step = to_device(batch, 4, 30, CPU)
+    step = to_device(batch, 4, 2, CPU)
     assert torch.equal(step.token_ids_T, batch.token_ids_T)
     assert torch.equal(step.positions_T, batch.positions_T)
     assert torch.equal(step.slots_T, batch.slot_mapping_T)
@@ -243,7 +252,6 @@ def test_step_reaches_the_device_as_it_was() -> None:
     assert torch.equal(step.decodes.table_SB, batch.block_table_SB[[0, 2, 4]])
     assert step.chunks.start_S.tolist() == [1, 9]
     assert step.chunks.query_len_S.tolist() == [7, 3]
-    # 64 rows hold two tokens of 30 heads.
     assert list(zip(step.chunks.tile_seq_X.tolist(), step.chunks.tile_first_X.tolist(), strict=True)) == [
         *((0, first) for first in (0, 2, 4, 6)),
         *((1, first) for first in (0, 2)),
