@@ -66,6 +66,11 @@ class Compiled:
         """How many instructions of the machine code begin so: ``HMMA``, ``LDG.E.128`` ..."""
         return len(re.findall(rf"(?<![\w.]){re.escape(instruction)}\b", self.sass))
 
+    def reads_in_16_bytes(self) -> bool:
+        """Whether there are copies from global to shared memory, and all of them are of the widest kind."""
+        copies = re.findall(r"LDGSTS[\w.]*", self.sass)
+        return bool(copies) and all(copy.endswith(".128") for copy in copies)
+
 
 def launches(monkeypatch: pytest.MonkeyPatch, arch: int, call: Callable[[], object]) -> list[Launch]:
     """The kernels that ``call`` launches on a GPU of architecture ``arch``, in order. Nothing runs."""

@@ -202,9 +202,7 @@ class TritonExecutor:
         if step.decodes is not None:
             num_seqs, num_blocks = step.decodes.table_SB.shape
             splits = num_splits(num_seqs, spec.num_kv_heads, num_blocks * kv.block_size, self.num_processors)
-            attend_decodes(
-                query_THD, sink_query_THD, step.decodes, keys, values, turns.sight, scale, splits, out_THD
-            )
+            attend_decodes(query_THD, sink_query_THD, step.decodes, keys, values, turns.sight, scale, splits, out_THD)
         if step.chunks is not None:
             attend_chunks(query_THD, sink_query_THD, step.chunks, keys, values, turns.sight, scale, out_THD)
         return out_THD.flatten(1)

@@ -48,9 +48,10 @@ def rows_launch(size: int, max_block_size: int) -> RowsLaunch:
 
 @dataclass(frozen=True)
 class MatmulLaunch:
-    """Matrix products: a tile is ``block_rows`` x ``block_out``; ``block_in`` of K are multiplied at a time.
+    """Matrix products: a tile is ``block_rows`` x ``block_out``, ``block_in`` of K at a time (or a panel of weights).
 
     ``swapped`` multiplies weight @ x.T, so that the weights are the left operand, which may come from registers.
+    Where there are fewer tiles than ``programs_per_processor`` for each multiprocessor, K is split.
     """
 
     block_rows: int
@@ -59,6 +60,7 @@ class MatmulLaunch:
     num_warps: int
     num_stages: int
     swapped: bool
+    programs_per_processor: int = 1
 
 
 # Of each architecture, by ascending number of rows: up to so many rows, and the launch. The last holds for any number.
@@ -67,9 +69,9 @@ _ANY = 1 << 62
 
 # Weights in the left operand go from registers into the tensor cores: on sm_90 for any number of rows.
 _FEW_ROWS: Entries = (
-    (16, MatmulLaunch(16, 64, 64, 4, 4, True)),
-    (32, MatmulLaunch(32, 64, 64, 4, 4, True)),
-    (64, MatmulLaunch(64, 64, 64, 4, 3, True)),
+    (16, MatmulLaunch(16, 64, 64, 4, 4, True, 2)),
+    (32, MatmulLaunch(32, 64, 64, 4, 4, True, 2)),
+    (64, MatmulLaunch(64, 64, 64, 4, 3, True, 2)),
 )
 WEIGHT_ONLY: dict[int, Entries] = {
     80: (*_FEW_ROWS, (_ANY, MatmulLaunch(128, 128, 64, 8, 3, True))),
@@ -80,9 +82,9 @@ WEIGHT_ONLY: dict[int, Entries] = {
 }
 
 _FEW_INT8: Entries = (
-    (16, MatmulLaunch(16, 64, 128, 4, 4, True)),
-    (32, MatmulLaunch(32, 64, 128, 4, 4, True)),
-    (64, MatmulLaunch(64, 64, 128, 4, 4, False)),
+    (16, MatmulLaunch(16, 64, 128, 4, 4, True, 2)),
+    (32, MatmulLaunch(32, 64, 128, 4, 4, True, 2)),
+    (64, MatmulLaunch(64, 64, 128, 4, 4, False, 2)),
 )
 INT8: dict[int, Entries] = {
     80: (*_FEW_INT8, (_ANY, MatmulLaunch(128, 128, 128, 8, 3, False))),
@@ -100,6 +102,7 @@ class RowLaunch:
     block_out: int
     block_panels: int
     num_warps: int
+    programs_per_processor: int = 4
 
 
 ONE_ROW: dict[int, RowLaunch] = {arch: RowLaunch(32, 4, 4) for arch in ARCHITECTURES}
@@ -110,10 +113,13 @@ def entry_for(entries: Entries, num_rows: int) -> MatmulLaunch:
     return next(launch for max_rows, launch in entries if num_rows <= max_rows)
 
 
-def num_splits(arch: int, num_tiles: int, num_steps: int) -> int:
-    """Into how many parts K is cut so that the tiles occupy the GPU about twice; a part has at least four steps."""
-    wanted = -(-2 * NUM_PROCESSORS[arch] // num_tiles)
-    return max(1, min(wanted, num_steps // 4, 16))
+_MIN_STEPS, _MAX_SPLITS = 4, 16
+
+
+def num_splits(arch: int, programs_per_processor: int, num_tiles: int, num_steps: int) -> int:
+    """Into how many parts K is cut so that all multiprocessors have work; a part has at least four steps."""
+    wanted = NUM_PROCESSORS[arch] * programs_per_processor // num_tiles
+    return max(1, min(wanted, num_steps // _MIN_STEPS, _MAX_SPLITS))
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,8 @@ def load(folder: Path, activation_divisor: float) -> TritonExecutor:
     try:
         return _Loader(artifact, description, device, activation_divisor).load()
     except torch.OutOfMemoryError as error:
-        raise QuantpipeError(f"{folder}: the GPU's memory does not hold the model's weights; {_first_line(error)}") from None
+        reason = str(error).split("\n", maxsplit=1)[0]
+        raise QuantpipeError(f"{folder}: the weights do not fit into the GPU's memory: {reason}") from None
 
 
 class _Loader:
@@ -122,7 +123,3 @@ def _weight_bytes(
     norms = sum(4 * norm.size for norm in description.norms())
     head = 0 if description.is_head_tied else lm_head.weight_bytes
     return sum(linear.weight_bytes for linear in linears()) + norms + head + embedding_VH.nbytes
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).split("\n", maxsplit=1)[0]

@@ -3,7 +3,6 @@
 import torch
 import triton
 
-from quantpipe.backends.triton import launch_table
 from quantpipe.backends.triton.ops.norm import check_size
 from quantpipe.errors import QuantpipeError
 from quantpipe.formats.artifact import Artifact
@@ -92,7 +91,7 @@ def _check_heads(spec: AttentionSpec) -> None:
     group = spec.num_heads // spec.num_kv_heads
     if group > MAX_GROUP:
         raise QuantpipeError(
-            f"engine.backend: 'triton' takes up to {MAX_GROUP} query heads for each KV head, and the model has {group}; "
+            f"engine.backend: 'triton' takes up to {MAX_GROUP} query heads per KV head, and the model has {group}; "
             f"{OTHER_BACKENDS}"
         )
 

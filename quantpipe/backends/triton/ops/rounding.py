@@ -22,6 +22,13 @@ def largest_magnitude(x_RK):
 
 
 @triton.jit
+def larger(a_R, b_R):
+    """The larger of two magnitudes, NaN where one is."""
+    bits_R = tl.maximum(a_R.to(tl.int32, bitcast=True), b_R.to(tl.int32, bitcast=True))
+    return bits_R.to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def row_scale(largest_R, divisor):
     """The scale of rows whose largest magnitudes are given; rows of zeros get 1 / divisor."""
     return tl.div_rn(tl.where(largest_R == 0, 1.0, largest_R), tl.zeros_like(largest_R) + divisor)
