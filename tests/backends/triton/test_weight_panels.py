@@ -27,5 +27,7 @@ def test_a_panel_never_straddles_two_groups(group_size: int | None, num_in: int,
 
 @pytest.mark.parametrize("group_size", [8, 16, 48])
 def test_a_group_that_no_kernel_takes_is_refused_in_one_line(group_size: int) -> None:
-    with pytest.raises(QuantpipeError, match=rf"w4a16 g{group_size} weights: no kernel takes groups .* that 32 divides"):
+    with pytest.raises(
+        QuantpipeError, match=rf"w4a16 g{group_size} weights: no kernel takes groups .* that 32 divides"
+    ):
         panel_size(weight_only(4, group_size), 4 * group_size)
