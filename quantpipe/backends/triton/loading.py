@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quantpipe.backends.triton.executor import Norm, TritonExecutor, TritonLayer
-from quantpipe.backends.triton.linear import TritonLinear, build_linear
+from quantpipe.backends.triton.linear import TritonLinear, build_linear, check_kernels
 from quantpipe.backends.triton.ops.rope_kv import HeadNorm
 from quantpipe.backends.triton.requirements import (
     INTERPRETED,
@@ -34,6 +34,8 @@ def load(folder: Path, activation_divisor: float) -> TritonExecutor:
     description = describe(artifact)
     check_tensors(description, artifact)
     check_decoder(description)
+    for spec in description.linears():
+        check_kernels(spec.scheme)
     check_room(artifact, device)
     try:
         return _Loader(artifact, description, device, activation_divisor).load()

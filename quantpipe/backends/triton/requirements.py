@@ -74,7 +74,7 @@ def check_fits(where: str, needed_bytes: int, free_bytes: int, total_bytes: int)
 
 def weight_file_bytes(artifact: Artifact) -> int:
     """Bytes of all stored tensors: what they take on the GPU, as layouts there are no wider."""
-    return sum(stored.num_bytes for stored in artifact.stored.values())
+    return sum(stored.place.num_bytes for stored in artifact.stored.values())
 
 
 def num_processors(device: torch.device) -> int:
