@@ -92,7 +92,7 @@ def test_norm_that_no_kernel_takes_is_refused(described: DecoderDescription) -> 
 def test_weights_that_exceed_the_gpu_are_refused_before_they_are_loaded(tiny_llama: Path) -> None:
     artifact = Artifact.open(tiny_llama)
     needed = weight_file_bytes(artifact)
-    assert needed == sum(artifact.tensor(name).nbytes for name in artifact.tensor_names)
+    assert needed == sum(artifact.tensor(name).nbytes for name in artifact.stored)
     check_fits("model", needed, needed, 2 * needed)
     with pytest.raises(QuantpipeError, match=rf"^model: the weights take {needed:,} bytes, .* {needed - 1:,} free"):
         check_fits("model", needed, needed - 1, 2 * needed)
