@@ -95,7 +95,7 @@ def attend_chunks(
 
 def _entry(head_dim: int, dtype: torch.dtype, device: torch.device) -> launch_table.AttentionLaunch:
     entries = launch_table.CHUNK[launch_table.architecture(device)]
-    return launch_table.attention_entry(entries, head_dim * dtype.itemsize)
+    return launch_table.attention_entry(entries, head_dim, dtype)
 
 
 def _rows_per_tile(group: int, entry: launch_table.AttentionLaunch) -> int:

@@ -72,7 +72,7 @@ def attend_decodes(
         partial = query_THD.new_empty((num_seqs, num_heads, splits, head_dim + 2), dtype=torch.float32)
     group = num_heads // keys.num_kv_heads
     entries = launch_table.DECODE[launch_table.architecture(query_THD.device)]
-    entry = launch_table.attention_entry(entries, head_dim * query_THD.itemsize)
+    entry = launch_table.attention_entry(entries, head_dim, query_THD.dtype)
     half_width = max(16, triton.next_power_of_2(head_dim // 2))
     decode_kernel[(num_seqs, keys.num_kv_heads, splits)](
         query_THD,
