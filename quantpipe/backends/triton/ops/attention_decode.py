@@ -46,7 +46,7 @@ class Decodes(NamedTuple):
 def num_splits(num_seqs: int, num_kv_heads: int, max_tokens: int, num_processors: int) -> int:
     """Over how many programs a sequence is split, by sizes known before its length is: no host waits for the device."""
     affordable = (2 * num_processors) // (num_seqs * num_kv_heads)
-    return max(1, min(affordable, triton.cdiv(max_tokens, MIN_TOKENS_PER_SPLIT), MAX_SPLITS))
+    return max(1, min(affordable, -(-max_tokens // MIN_TOKENS_PER_SPLIT), MAX_SPLITS))
 
 
 def attend_decodes(
