@@ -3,14 +3,28 @@ PYTHON ?= python3
 VENV ?= .venv
 PIP_INSTALL = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PYTEST_ARGS ?= -n 2
+PYTEST = OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(VENV)/bin/python -m pytest $(PYTEST_ARGS)
 
-.PHONY: demo test check lint format clean
+.PHONY: demo test test-package test-interpreted test-compiled check lint format clean
 
 demo: $(VENV)/.runtime-installed
 	$(VENV)/bin/quantpipe run recipes/quickstart.yaml
 
-test: $(VENV)/.dev-installed
-	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(VENV)/bin/python -m pytest $(PYTEST_ARGS)
+# Triton either interprets kernels or compiles them, and what it does is fixed when it is imported. So its two suites run
+# apart from each other and from the tests of everything else.
+test:
+	$(MAKE) test-package
+	$(MAKE) test-interpreted
+	$(MAKE) test-compiled
+
+test-package: $(VENV)/.dev-installed
+	env -u TRITON_INTERPRET $(PYTEST)
+
+test-interpreted: $(VENV)/.dev-installed
+	TRITON_INTERPRET=1 $(PYTEST) tests/backends/triton/interpreted
+
+test-compiled: $(VENV)/.dev-installed
+	env -u TRITON_INTERPRET $(PYTEST) tests/backends/triton/compiled
 
 check: lint test
 

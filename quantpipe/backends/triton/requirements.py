@@ -1,0 +1,100 @@
+"""What the kernels need of the machine and of a model; everything else is refused before anything is loaded."""
+
+import torch
+import triton
+
+from quantpipe.backends.triton.ops.norm import check_size
+from quantpipe.errors import QuantpipeError
+from quantpipe.formats.artifact import Artifact
+from quantpipe.models.description import AttentionSpec, DecoderDescription
+
+MIN_CAPABILITY = (8, 0)
+MAX_HEAD_DIM = 256
+# Query heads that read one KV head: all of a token stand in one tile.
+MAX_GROUP = 64
+INTERPRETED = "triton: kernels are interpreted on the CPU, which is for tests; bfloat16 is computed in float32"
+OTHER_BACKENDS = "choose another backend, such as 'cpu'"
+_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+def usable_device() -> torch.device:
+    """The GPU that kernels run on, or the CPU where Triton interprets them. QuantpipeError where there is neither."""
+    if triton.knobs.runtime.interpret:
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise QuantpipeError(f"engine.backend: 'triton' needs a CUDA GPU, and torch finds none; {OTHER_BACKENDS}")
+    device = torch.device("cuda", torch.cuda.current_device())
+    check_capability(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))
+    return device
+
+
+def check_capability(name: str, capability: tuple[int, int]) -> None:
+    """QuantpipeError for a GPU that is older than any the kernels are compiled for."""
+    if capability < MIN_CAPABILITY:
+        raise QuantpipeError(
+            f"engine.backend: 'triton' needs a GPU of compute capability {_version(MIN_CAPABILITY)} or later, and "
+            f"{name} has {_version(capability)}; {OTHER_BACKENDS}"
+        )
+
+
+def compute_dtype(stored: str, device: torch.device) -> torch.dtype:
+    """The dtype of hidden states, for embeddings stored in ``stored``: the same, as far as the interpreter has it."""
+    if stored not in _DTYPES:
+        raise QuantpipeError(
+            f"engine.backend: 'triton' computes in {', '.join(_DTYPES)}, and the embeddings are {stored}; "
+            f"{OTHER_BACKENDS}"
+        )
+    dtype = _DTYPES[stored]
+    return torch.float32 if dtype == torch.bfloat16 and device.type == "cpu" else dtype
+
+
+def check_decoder(description: DecoderDescription) -> None:
+    """QuantpipeError where a size is one that no kernel takes."""
+    for norm in description.norms():
+        check_size(norm.size)
+    for layer in description.layers:
+        _check_heads(layer.attention)
+
+
+def check_room(artifact: Artifact, device: torch.device) -> None:
+    """QuantpipeError where the folder's weights are more than the GPU has left."""
+    if device.type != "cuda":
+        return
+    check_fits(str(artifact.folder), weight_file_bytes(artifact), *torch.cuda.mem_get_info(device))
+
+
+def check_fits(where: str, needed_bytes: int, free_bytes: int, total_bytes: int) -> None:
+    """QuantpipeError where so many bytes are not free."""
+    if needed_bytes > free_bytes:
+        raise QuantpipeError(
+            f"{where}: the weights take {needed_bytes:,} bytes, and of the GPU's {total_bytes:,} there are "
+            f"{free_bytes:,} free; free some, or quantize the model to fewer bits"
+        )
+
+
+def weight_file_bytes(artifact: Artifact) -> int:
+    """Bytes of all stored tensors. On the GPU they take as much, 3-bit weights excepted, which take 4 there."""
+    return sum(stored.place.num_bytes for stored in artifact.stored.values())
+
+
+def num_processors(device: torch.device) -> int:
+    """Streaming multiprocessors of a GPU; where kernels are interpreted, as if there were one."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+def _check_heads(spec: AttentionSpec) -> None:
+    if spec.head_dim % 2 or spec.head_dim > MAX_HEAD_DIM:
+        raise QuantpipeError(
+            f"engine.backend: 'triton' takes even head sizes up to {MAX_HEAD_DIM}, and the model's is {spec.head_dim}; "
+            f"{OTHER_BACKENDS}"
+        )
+    group = spec.num_heads // spec.num_kv_heads
+    if group > MAX_GROUP:
+        raise QuantpipeError(
+            f"engine.backend: 'triton' takes up to {MAX_GROUP} query heads per KV head, and the model has {group}; "
+            f"{OTHER_BACKENDS}"
+        )
+
+
+def _version(capability: tuple[int, int]) -> str:
+    return ".".join(map(str, capability))
