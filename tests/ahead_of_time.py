@@ -26,6 +26,8 @@ ARCHITECTURES = (80, 86, 89, 90, 100)
 # Bytes of shared memory that one program may have. The compiler does not refuse more: the launch would fail.
 SHARED_LIMIT_BYTES = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448}
 MAX_REGISTERS = 255
+# Columns of the tensor memory of sm_100. The compiler makes an empty kernel of one that needs more.
+MAX_TENSOR_MEMORY = 512
 _TYPES = {
     torch.bfloat16: "bf16",
     torch.float16: "fp16",
@@ -58,6 +60,7 @@ class Compiled:
     registers: int
     stack_bytes: int
     local_bytes: int
+    tensor_memory: int
     shared_bytes: int
     sass: str
     ptx: str
@@ -108,6 +111,7 @@ def compile_launch(launch: Launch, arch: int) -> Compiled:
         registers=usage["REG"],
         stack_bytes=usage["STACK"],
         local_bytes=usage["LOCAL"],
+        tensor_memory=getattr(kernel.metadata, "tmem_size", 0) or 0,
         shared_bytes=kernel.metadata.shared,
         sass=sass,
         ptx=kernel.asm["ptx"],
@@ -130,6 +134,8 @@ def check_resources(kernel: Compiled, arch: int) -> None:
     assert kernel.local_bytes == 0, f"{where}: {kernel.local_bytes} bytes of local memory"
     assert not kernel.count("STL") and not kernel.count("LDL"), f"{where}: registers are spilled"
     assert kernel.registers <= MAX_REGISTERS, f"{where}: {kernel.registers} registers"
+    assert kernel.tensor_memory <= MAX_TENSOR_MEMORY, f"{where}: {kernel.tensor_memory} columns of tensor memory"
+    assert "STG" in kernel.sass, f"{where}: nothing is stored"
     assert kernel.shared_bytes <= SHARED_LIMIT_BYTES[arch], f"{where}: {kernel.shared_bytes} bytes of shared memory"
 
 

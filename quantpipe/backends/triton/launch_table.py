@@ -48,7 +48,7 @@ def rows_launch(size: int, max_block_size: int) -> RowsLaunch:
 
 @dataclass(frozen=True)
 class MatmulLaunch:
-    """Matrix products: a tile is ``block_rows`` x ``block_out``, ``block_in`` of K at a time (or a panel of weights).
+    """Matrix products: a tile is ``block_rows`` x ``block_out``; ``block_in`` of K are multiplied at a time.
 
     ``swapped`` multiplies weight @ x.T, so that the weights are the left operand, which may come from registers.
     Where there are fewer tiles than ``programs_per_processor`` for each multiprocessor, K is split.
@@ -67,18 +67,25 @@ class MatmulLaunch:
 Entries = tuple[tuple[int, MatmulLaunch], ...]
 _ANY = 1 << 62
 
-# Weights in the left operand go from registers into the tensor cores: on sm_90 for any number of rows.
-_FEW_ROWS: Entries = (
-    (16, MatmulLaunch(16, 64, 64, 4, 4, True, 2)),
-    (32, MatmulLaunch(32, 64, 64, 4, 4, True, 2)),
-    (64, MatmulLaunch(64, 64, 64, 4, 3, True, 2)),
-)
+
+# With the weights as the left operand, 16 columns at a time are expanded in the registers that the tensor cores of
+# sm_80 to sm_90 read. Those of sm_100 read a memory of their own, in which each product takes up room: there as many
+# columns as share a scale are multiplied at once.
+def _weight_only(block_in: int, many_rows: MatmulLaunch) -> Entries:
+    return (
+        (16, MatmulLaunch(16, 64, block_in, 4, 4, True, 2)),
+        (32, MatmulLaunch(32, 64, block_in, 4, 4, True, 2)),
+        (64, MatmulLaunch(64, 64, block_in, 4, 3, True, 2)),
+        (_ANY, many_rows),
+    )
+
+
 WEIGHT_ONLY: dict[int, Entries] = {
-    80: (*_FEW_ROWS, (_ANY, MatmulLaunch(128, 128, 64, 8, 3, True))),
-    86: (*_FEW_ROWS, (_ANY, MatmulLaunch(128, 64, 64, 4, 3, True))),
-    89: (*_FEW_ROWS, (_ANY, MatmulLaunch(128, 64, 64, 4, 3, True))),
-    90: (*_FEW_ROWS, (_ANY, MatmulLaunch(128, 128, 64, 8, 3, True))),
-    100: (*_FEW_ROWS, (_ANY, MatmulLaunch(128, 128, 64, 8, 3, True))),
+    80: _weight_only(16, MatmulLaunch(128, 128, 16, 8, 3, True)),
+    86: _weight_only(16, MatmulLaunch(128, 128, 16, 8, 3, True)),
+    89: _weight_only(16, MatmulLaunch(128, 128, 16, 8, 3, True)),
+    90: _weight_only(16, MatmulLaunch(128, 128, 16, 8, 3, True)),
+    100: _weight_only(128, MatmulLaunch(64, 128, 128, 8, 3, True)),
 }
 
 _FEW_INT8: Entries = (
@@ -105,7 +112,7 @@ class RowLaunch:
     programs_per_processor: int = 4
 
 
-ONE_ROW: dict[int, RowLaunch] = {arch: RowLaunch(32, 4, 4) for arch in ARCHITECTURES}
+ONE_ROW: dict[int, RowLaunch] = {arch: RowLaunch(64, 1, 4) for arch in ARCHITECTURES}
 
 
 def entry_for(entries: Entries, num_rows: int) -> MatmulLaunch:

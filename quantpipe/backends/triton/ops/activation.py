@@ -65,7 +65,7 @@ def _gated_quantized_kernel(
     BLOCK_SIZE: tl.constexpr,
     ACTIVATION: tl.constexpr,
 ):
-    """Gates twice, once to find the scale: a row need not fit in a program, and the second reading is from the cache."""
+    """Gates twice, once to find the scale: a row need not fit in a program. The second reading is from the cache."""
     row_R = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     largest_R = tl.zeros((BLOCK_ROWS,), tl.float32)
     for start in range(0, size, BLOCK_SIZE):
@@ -100,9 +100,7 @@ def gated(gate_up_T2I: Tensor, activation: Activation) -> Tensor:
     return out_TI
 
 
-def gated_quantized(
-    gate_up_T2I: Tensor, activation: Activation, activation_divisor: float
-) -> tuple[Tensor, Tensor]:
+def gated_quantized(gate_up_T2I: Tensor, activation: Activation, activation_divisor: float) -> tuple[Tensor, Tensor]:
     """The same, not rounded to that dtype, as int8 codes [T, I] and a float32 scale of each row [T]."""
     num_rows, size = _shape(gate_up_T2I)
     codes_TI = torch.empty(num_rows, size, dtype=torch.int8, device=gate_up_T2I.device)

@@ -27,9 +27,7 @@ def tile_of(program, num_row_tiles, num_out_tiles):
 
 
 @triton.jit
-def finished(
-    sum_TN, row_T, out_N, num_rows, num_out, row_scale_ptr, out_scale_ptr, bias_ptr
-):
+def finished(sum_TN, row_T, out_N, num_rows, num_out, row_scale_ptr, out_scale_ptr, bias_ptr):
     """sum * (scale of the output feature) * (scale of the row) + bias in float32; each where there is one."""
     y_TN = sum_TN.to(tl.float32)
     if out_scale_ptr is not None:
@@ -77,9 +75,7 @@ def _add_parts_kernel(
     for part in tl.static_range(1, NUM_PARTS):
         start = partial_ptr + part * tl.cast(num_rows, tl.int64) * num_out
         sum_TN += tl.load(start + cell_TN, mask_TN, other=0)
-    store_tile(
-        sum_TN, row_T, out_N, num_rows, num_out, y_ptr, y_stride, None, row_scale_ptr, out_scale_ptr, bias_ptr
-    )
+    store_tile(sum_TN, row_T, out_N, num_rows, num_out, y_ptr, y_stride, None, row_scale_ptr, out_scale_ptr, bias_ptr)
 
 
 def add_parts(

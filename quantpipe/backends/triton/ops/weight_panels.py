@@ -1,10 +1,12 @@
 """How integer weights lie in GPU memory, and repacking them there. A private layout: it never reaches the disk.
 
-K is cut into panels of 64 or 32 columns that never straddle two groups. A panel of all N rows lies in one piece, so that
-any tile is read in whole cache lines. Integers are stored without sign, q + 2^(bits-1): up to 4 bits as nibbles of int32
-words, the first in the lowest, else as bytes. So 3-bit weights take 4 bits here.
+K is cut into panels, and a panel of all N rows lies in one piece, so that any tile is read in whole cache lines. A row
+of a panel is 16 words of 32 bits. A word holds 8 integers of up to 4 bits or 4 of up to 8 (so 3-bit weights take 4),
+stored without sign as q + 8 or q + 128, the first in the lowest bits. Value v of word w is column 16 v + w of the
+panel: one shift and one mask give the weights of 16 neighbouring columns where they are wanted, with nothing to exchange
+between threads.
 
-Shapes: N out_features, K in_features, P panels, W words or bytes of a panel's row, C columns of a panel, G groups along K.
+Shapes: N out_features, K in_features, P panels, V values of a word, W words of a panel's row, G groups along K.
 """
 
 from dataclasses import dataclass
@@ -15,71 +17,61 @@ from torch import Tensor
 from quantpipe.errors import QuantpipeError
 from quantpipe.formats.scheme import WeightScheme
 
-PANEL_SIZES = (64, 32)
-# Nibbles hold q + 8, bytes q + 128, whatever the bits of the scheme.
-MAX_NIBBLE_BITS, NIBBLE_MIDDLE, BYTE_MIDDLE = 4, 8, 128
+# The smallest K of a tensor core's product of 16-bit numbers.
+WORDS = 16
+# Smaller groups would have more products in flight than the tensor memory of sm_100 holds.
+GROUP_UNIT = 32
 
 
 @dataclass(frozen=True)
 class PackedWeights:
     """A weight as the kernels read it.
 
-    ``panels_PNW`` is int32 (nibbles) or uint8. ``scale_GN`` keeps its stored dtype. ``zero_GN`` (uint8) are the stored
-    integers that stand for zero; None where that is the middle of the range.
+    ``scale_GN`` keeps its stored dtype. ``zero_GN`` (uint8) are the stored integers that stand for zero; None where
+    that is the middle of the range. ``group_size`` is None where there is one scale per output feature.
     """
 
     panels_PNW: Tensor
     scale_GN: Tensor
     zero_GN: Tensor | None
-    panels_per_group: int
-
-    @property
-    def panel_size(self) -> int:
-        return self.panels_PNW.shape[2] * (8 if self.has_words else 1)
-
-    @property
-    def has_words(self) -> bool:
-        return self.panels_PNW.dtype == torch.int32
-
-    @property
-    def has_groups(self) -> bool:
-        """Whether scales differ along K."""
-        return self.scale_GN.shape[0] > 1
+    group_size: int | None
+    values_per_word: int
 
     @property
     def out_features(self) -> int:
         return self.panels_PNW.shape[1]
+
+    @property
+    def panel_size(self) -> int:
+        """Columns of a panel."""
+        return self.values_per_word * WORDS
 
     def tensors(self) -> list[Tensor]:
         """What is held in memory."""
         return [self.panels_PNW, self.scale_GN, *([] if self.zero_GN is None else [self.zero_GN])]
 
 
-def panel_size(scheme: WeightScheme, in_features: int) -> int:
-    """Columns of a panel. QuantpipeError where no kernel takes the group size."""
-    unit = in_features if scheme.group_size is None else scheme.group_size
-    sizes = [size for size in PANEL_SIZES if unit % size == 0]
-    if scheme.group_size is not None and not sizes:
+def check_scheme(scheme: WeightScheme) -> None:
+    """Raise QuantpipeError where no kernel takes the group size."""
+    if scheme.group_size is not None and scheme.group_size % GROUP_UNIT:
         raise QuantpipeError(
             f"triton backend: {scheme.label} weights: no kernel takes groups of {scheme.group_size}; "
-            f"quantize with a group size that {PANEL_SIZES[-1]} divides, or with one scale per channel"
+            f"quantize with a group size that {GROUP_UNIT} divides, or with one scale per channel"
         )
-    return sizes[0] if sizes else PANEL_SIZES[-1]
 
 
 def pack_weights(q_NK: Tensor, scale_NG: Tensor, zero_NG: Tensor | None, scheme: WeightScheme) -> PackedWeights:
     """Repack signed integers (int8), scales and zero points, on the device where they lie."""
-    num_out, num_in = q_NK.shape
-    size = panel_size(scheme, num_in)
-    has_words = scheme.bits <= MAX_NIBBLE_BITS
-    middle = NIBBLE_MIDDLE if has_words else BYTE_MIDDLE
-    # Columns that only fill the last panel are zero; their activations are read as zero besides.
-    stored_NK = torch.nn.functional.pad(q_NK, (0, -num_in % size)).view(torch.uint8) + middle
-    panels_PNC = stored_NK.view(num_out, -1, size).transpose(0, 1)
-    if has_words:
-        panels = (panels_PNC[..., ::2] | (panels_PNC[..., 1::2] << 4)).contiguous().view(torch.int32)
-    else:
-        panels = panels_PNC.contiguous()
+    check_scheme(scheme)
+    values_per_word = 8 if scheme.bits <= 4 else 4
+    middle = 8 if scheme.bits <= 4 else 128
+    # Columns that only fill the last panel are of no consequence: their activations are read as zero.
+    stored_NK = (
+        torch.nn.functional.pad(q_NK, (0, -q_NK.shape[1] % (values_per_word * WORDS))).view(torch.uint8) + middle
+    )
+    values_PNWV = stored_NK.view(len(q_NK), -1, values_per_word, WORDS).permute(1, 0, 3, 2)
+    if scheme.bits <= 4:
+        values_PNWV = values_PNWV[..., ::2] | (values_PNWV[..., 1::2] << 4)
+    panels_PNW = values_PNWV.contiguous().view(torch.int32).squeeze(-1)
     zero_GN = None if zero_NG is None else (zero_NG.view(torch.uint8) + middle).T.contiguous()
-    num_groups = scheme.num_groups(num_in)
-    return PackedWeights(panels, scale_NG.T.contiguous(), zero_GN, len(panels) // num_groups)
+    return PackedWeights(panels_PNW, scale_NG.T.contiguous(), zero_GN, scheme.group_size, values_per_word)

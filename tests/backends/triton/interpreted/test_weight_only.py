@@ -43,7 +43,7 @@ def expected(x_TK: Tensor, parts: list[Tensor], bias_N: Tensor | None = None) ->
 @pytest.mark.parametrize("bits", [3, 4, 8])
 def test_every_scheme_is_what_it_decodes_to(bits: int, group_size: int | None, symmetric: bool, num_rows: int) -> None:
     scheme = weight_only(bits, group_size, symmetric)
-    num_in = 2 * (group_size or 100)  # one scale per channel goes with any number of columns
+    num_in = 3 * (group_size or 100)  # one scale per channel goes with any number of columns
     parts = stored(scheme, 40, num_in)
     x_TK, y_TN = rows(num_rows, num_in), torch.empty(num_rows, 40)
     weight_only_matmul(x_TK, pack_weights(*parts, scheme), None, y_TN)
