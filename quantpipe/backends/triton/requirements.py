@@ -72,6 +72,23 @@ def check_fits(where: str, needed_bytes: int, free_bytes: int, total_bytes: int)
         )
 
 
+def no_room_for_kv(num_blocks: int, needed_bytes: int, free_bytes: int, total_bytes: int) -> QuantpipeError:
+    """Why keys and values could not be given their memory."""
+    return QuantpipeError(
+        f"engine.kv_cache_memory: {num_blocks:,} KV blocks take {needed_bytes:,} bytes, and of the GPU's "
+        f"{total_bytes:,} there are {free_bytes:,} free; lower it, or engine.memory_utilization or max_num_seqs"
+    )
+
+
+def no_room_for_graphs(max_num_seqs: int, error: torch.OutOfMemoryError) -> QuantpipeError:
+    """Why decode steps could not be recorded."""
+    reason = str(error).split("\n", maxsplit=1)[0]
+    return QuantpipeError(
+        f"engine.cuda_graphs: recording decodes of {max_num_seqs} sequences takes more memory than is left ({reason}); "
+        "lower engine.max_num_seqs or what KV blocks take, or set cuda_graphs to false"
+    )
+
+
 def weight_file_bytes(artifact: Artifact) -> int:
     """Bytes of all stored tensors: what they take on the GPU, as layouts there are no wider."""
     return sum(stored.num_bytes for stored in artifact.stored.values())
