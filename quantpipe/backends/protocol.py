@@ -180,7 +180,15 @@ class Backend(Protocol):
     def name(self) -> str: ...
 
     def load(
-        self, folder: Path, activation_divisor: float, num_threads: int | None, activations: Activations = "int16"
+        self,
+        folder: Path,
+        activation_divisor: float,
+        num_threads: int | None,
+        activations: Activations = "int16",
+        memory_utilization: float | None = None,
     ) -> Executor:
-        """Load a model folder, ordinary or quantized. ArtifactError if damaged, QuantpipeError if unable."""
+        """Load a model folder, ordinary or quantized. ArtifactError if damaged, QuantpipeError if unable.
+
+        On a GPU the weights may take no more than ``memory_utilization`` of what is free: that is counted beforehand.
+        """
         ...

@@ -203,11 +203,16 @@ class ReferenceBackend:
     name = "reference"
 
     def load(
-        self, folder: Path, activation_divisor: float, num_threads: int | None, activations: Activations = "float32"
+        self,
+        folder: Path,
+        activation_divisor: float,
+        num_threads: int | None,
+        activations: Activations = "float32",
+        memory_utilization: float | None = None,
     ) -> ReferenceExecutor:
         """Read every weight. ArtifactError where the folder is damaged or of an unknown family.
 
-        ``activations`` has no bearing: under weight-only schemes they stay in float32.
+        ``activations`` has no bearing: under weight-only schemes they stay in float32; nor has ``memory_utilization``.
         """
         if num_threads is not None:
             torch.set_num_threads(num_threads)

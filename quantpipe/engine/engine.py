@@ -115,7 +115,9 @@ class Engine:
         artifact = Artifact.open(folder)
         kv_dtype = _kv_dtype_of(artifact) if config.kv_dtype is None else config.kv_dtype
         backend = BACKENDS[config.backend]()
-        executor = backend.load(folder, config.activation_divisor, config.num_threads, config.activations)
+        executor = backend.load(
+            folder, config.activation_divisor, config.num_threads, config.activations, config.memory_utilization
+        )
         return cls(executor, config, kv_dtype, artifact.quick_digest)
 
     @property
