@@ -151,12 +151,14 @@ _DECODE: AttentionEntries = (
     (_ANY, AttentionLaunch(16, 16, 4, 2)),
 )
 DECODE: dict[int, AttentionEntries] = {arch: _DECODE for arch in ARCHITECTURES}
+# Without the tensor cores of sm_90 that read from shared memory, queries take registers: more warps share them.
 _CHUNK: AttentionEntries = (
-    (256, AttentionLaunch(64, 64, 4, 2)),
-    (512, AttentionLaunch(64, 32, 4, 2)),
+    (256, AttentionLaunch(64, 32, 4, 2)),
+    (512, AttentionLaunch(64, 32, 8, 2)),
     (_ANY, AttentionLaunch(32, 16, 4, 2)),
 )
-CHUNK: dict[int, AttentionEntries] = {arch: _CHUNK for arch in ARCHITECTURES}
+_CHUNK_80: AttentionEntries = ((256, AttentionLaunch(64, 32, 8, 2)), *_CHUNK[1:])
+CHUNK: dict[int, AttentionEntries] = {80: _CHUNK_80, 86: _CHUNK_80, 89: _CHUNK_80, 90: _CHUNK, 100: _CHUNK}
 # What one program of other kernels holds. Rope and the write into the cache: tokens and heads; copies of blocks: words;
 # the search for the largest logit: logits.
 ROPE_ROWS = 8

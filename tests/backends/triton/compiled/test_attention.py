@@ -1,5 +1,7 @@
 """Attention, and what writes the cache it reads, compiled for each architecture with every entry of the launch table."""
 
+from typing import NamedTuple
+
 import pytest
 import torch
 from ahead_of_time import Compiled, compile_all
@@ -14,7 +16,6 @@ from quantpipe.formats.kv_scales import KVScales
 
 META = torch.device("meta")
 NUM_TOKENS, NUM_HEADS, NUM_KV_HEADS, BLOCK_SIZE = 32, 16, 4, 16
-# Of each mode, how wide the reads of a head's codes can be: half a head is 64 dimensions of one byte, or a half.
 HEAD_DIM = 128
 SINKS = Sight(window=1024, num_sinks=4)
 
@@ -29,7 +30,13 @@ def ints(*shape: int) -> torch.Tensor:
 
 
 def compile_decodes(
-    monkeypatch: pytest.MonkeyPatch, arch: int, kv_dtype: str, head_dim: int, dtype: torch.dtype, sight: Sight, splits: int
+    monkeypatch: pytest.MonkeyPatch,
+    arch: int,
+    kv_dtype: str,
+    head_dim: int,
+    dtype: torch.dtype,
+    sight: Sight,
+    splits: int,
 ) -> list[Compiled]:
     kv = cache(kv_dtype, head_dim, dtype)
     query_THD = torch.empty(NUM_TOKENS, NUM_HEADS, head_dim, dtype=dtype, device=META)
@@ -59,14 +66,58 @@ def compile_chunks(
     return kernel
 
 
-@pytest.mark.parametrize("kv_dtype", KV_MODES)
-def test_decodes_compile_in_every_cache_mode(monkeypatch: pytest.MonkeyPatch, arch: int, kv_dtype: str) -> None:
-    attention, join = compile_decodes(monkeypatch, arch, kv_dtype, HEAD_DIM, torch.bfloat16, Sight(), splits=4)
-    print(arch, kv_dtype, attention.registers, attention.shared_bytes, {i: attention.count(i) for i in ("LDG.E.128","LDG.E.64","LDG.E","LDGSTS.E.BYPASS.128","LDGSTS.E.BYPASS.LTC128B.128", "LDGSTS.E.128", "LDGSTS", "HMMA","HGMMA")})
-    assert attention.count("HMMA")
+class Case(NamedTuple):
+    """What kernels are compiled for."""
+
+    kv_dtype: str
+    head_dim: int = 128
+    dtype: torch.dtype = torch.bfloat16
+    sight: Sight = Sight()
+
+
+# Every cache mode, every entry of the launch table, with sinks and without.
+CASES = [
+    Case("auto"),
+    Case("k_int8_v_int4", sight=SINKS),
+    Case("int8_static", head_dim=256),
+    Case("int8_per_token_head"),
+    Case("int4_per_token_head", head_dim=64, dtype=torch.float16),
+    Case("auto", dtype=torch.float32),
+    Case("int4_per_token_head", head_dim=256, dtype=torch.float32),
+]
+# What differs from sm_80 on sm_86 and sm_89 is how much shared memory there is.
+ONLY_SMALLER = CASES[:3]
+
+
+def cases_of(arch: int) -> list[Case]:
+    return ONLY_SMALLER if arch in (86, 89) else CASES
+
+
+def test_decodes_compile(monkeypatch: pytest.MonkeyPatch, arch: int) -> None:
+    for case in cases_of(arch):
+        attention, _ = compile_decodes(monkeypatch, arch, *case, splits=4)
+        assert attention.count("HMMA") or case.dtype == torch.float32, case
+        assert "cp.async.cg.shared.global" in attention.ptx, f"{case}: the cache is not read ahead, 16 bytes at a time"
+
+
+def test_chunks_compile(monkeypatch: pytest.MonkeyPatch, arch: int) -> None:
+    for case in cases_of(arch):
+        attention = compile_chunks(monkeypatch, arch, *case)
+        print(arch, case, attention.registers, attention.shared_bytes)
+        tensor_cores = {90: "HGMMA", 100: "UTCHMMA"}.get(arch, "HMMA")
+        assert attention.count(tensor_cores) or case.dtype == torch.float32, case
 
 
 @pytest.mark.parametrize("kv_dtype", KV_MODES)
-def test_chunks_compile_in_every_cache_mode(monkeypatch: pytest.MonkeyPatch, arch: int, kv_dtype: str) -> None:
-    attention = compile_chunks(monkeypatch, arch, kv_dtype, HEAD_DIM, torch.bfloat16, Sight())
-    print(arch, kv_dtype, attention.registers, attention.shared_bytes, {i: attention.count(i) for i in ("LDG.E.128","LDG.E.64","LDG.E","LDGSTS.E.BYPASS.128","LDGSTS.E.BYPASS.LTC128B.128", "LDGSTS.E.128", "LDGSTS", "HMMA","HGMMA")})
+def test_rope_and_write_compiles(monkeypatch: pytest.MonkeyPatch, arch: int, kv_dtype: str) -> None:
+    kv = cache(kv_dtype, HEAD_DIM, torch.bfloat16)
+    heads_TX = torch.empty(NUM_TOKENS, (NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM, dtype=torch.bfloat16, device=META)
+    turns = Turns(*(torch.empty(NUM_TOKENS, HEAD_DIM // 2, device=META) for _ in range(2)))
+    norm = HeadNorm(torch.empty(HEAD_DIM, device=META), 1e-6)
+    stores = (kv.keys.layer(0), kv.values.layer(0))
+    [kernel] = compile_all(
+        monkeypatch,
+        arch,
+        lambda: rope_and_write(heads_TX, turns, turns, norm, norm, ints(NUM_TOKENS), *stores, HEAD_DIM),
+    )
+    assert kv_dtype == "auto" or "div.rn.f32" in kernel.ptx, "codes would differ from those of other backends"
