@@ -38,10 +38,21 @@ def load(folder: Path, activation_divisor: float, memory_utilization: float | No
     dtype = compute_dtype(artifact.stored[description.embedding_name].spec.dtype, device)
     check_room(folder, weight_bytes(description, artifact, dtype), device, memory_utilization)
     try:
-        return _Loader(artifact, description, device, dtype, activation_divisor).load()
+        return load_weights(artifact, description, device, dtype, activation_divisor)
     except torch.OutOfMemoryError as error:
         reason = str(error).split("\n", maxsplit=1)[0]
         raise QuantpipeError(f"{folder}: the weights do not fit into the GPU's memory: {reason}") from None
+
+
+def load_weights(
+    artifact: Artifact,
+    description: DecoderDescription,
+    device: torch.device,
+    dtype: torch.dtype,
+    activation_divisor: float,
+) -> TritonExecutor:
+    """Every weight in its kernel's layout, hidden states in ``dtype``; nothing is checked beforehand."""
+    return _Loader(artifact, description, device, dtype, activation_divisor).load()
 
 
 class _Loader:
