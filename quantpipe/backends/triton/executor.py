@@ -147,26 +147,25 @@ class TritonExecutor:
 
     @torch.no_grad()
     def run(self, step: StepTensors, kv: TritonKVCache) -> Tensor:
-        """Logits [R, V] in the dtype of the model, from tensors on the device alone."""
-        attended = {
-            (layer.attention.rope, layer.attention.window): self._turns(step, layer.attention) for layer in self.layers
-        }
+        """Float32 logits [R, V], from tensors on the device alone."""
+        # Gathered once for each rope and window, not for each layer.
+        kinds = {(layer.attention.rope, layer.attention.window): layer.attention for layer in self.layers}
+        turns_of = {kind: self._turns(step, attention) for kind, attention in kinds.items()}
         residual_TH = self.embedding_VH.index_select(0, step.token_ids_T).to(self.dtype)
         if self.description.embedding_scale != 1:
             residual_TH = residual_TH * self.description.embedding_scale
         branch_TH: Tensor | None = None  # what the last part computed, not yet added to the residual
         for index, layer in enumerate(self.layers):
-            heads_TX, residual_TH = self._normed_into(
-                layer.query_key_value, layer.attention_norm, residual_TH, branch_TH
-            )
-            turns = attended[layer.attention.rope, layer.attention.window]
+            heads_TX = self._normed_into(layer.query_key_value, layer.attention_norm, residual_TH, branch_TH)
+            turns = turns_of[layer.attention.rope, layer.attention.window]
             attended_TX = self._attend(index, layer, heads_TX, turns, step, kv)
             branch_TH = _normed(layer.post_attention_norm, layer.output(attended_TX))
-            gate_up_T2I, residual_TH = self._normed_into(layer.gate_up, layer.mlp_norm, residual_TH, branch_TH)
+            gate_up_T2I = self._normed_into(layer.gate_up, layer.mlp_norm, residual_TH, branch_TH)
             branch_TH = _normed(layer.post_mlp_norm, self._down(layer, gate_up_T2I))
         rows_R = step.logit_rows_R
         last_RH = None if branch_TH is None else branch_TH.index_select(0, rows_R)
-        return self._normed_into(self.lm_head, self.final_norm, residual_TH.index_select(0, rows_R), last_RH)[0]
+        residual_RH = residual_TH.index_select(0, rows_R)
+        return self._normed_into(self.lm_head, self.final_norm, residual_RH, last_RH, torch.float32)
 
     def _logits(self, batch: BatchInput, kv_cache: KVCache) -> Tensor:
         shape, kv = self.description, _own(kv_cache)
@@ -183,15 +182,19 @@ class TritonExecutor:
         return LayerTurns(own, sinks, Sight(window, step.num_sinks))
 
     def _normed_into(
-        self, linear: TritonLinear, norm: Norm, residual_TH: Tensor, branch_TH: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """What ``linear`` makes of the normed sum of residual and branch, and that sum."""
-        # The kernel adds its first operand to the residual, in place.
-        x_TH, added = (residual_TH, None) if branch_TH is None else (branch_TH, residual_TH)
+        self,
+        linear: TritonLinear,
+        norm: Norm,
+        residual_TH: Tensor,
+        branch_TH: Tensor | None,
+        out_dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """What ``linear`` makes of the normed sum of residual and branch. The residual becomes that sum, in place."""
+        x_TH, added_to_TH = (residual_TH, None) if branch_TH is None else (branch_TH, residual_TH)
         if linear.accepts_quantized:
-            codes = rms_norm_quantized(x_TH, norm.weight_H, norm.eps, added, self.activation_divisor)
-            return linear.from_quantized(*codes, self.dtype), residual_TH
-        return linear(rms_norm(x_TH, norm.weight_H, norm.eps, added)), residual_TH
+            codes = rms_norm_quantized(x_TH, norm.weight_H, norm.eps, added_to_TH, self.activation_divisor)
+            return linear.from_quantized(*codes, out_dtype or self.dtype)
+        return linear(rms_norm(x_TH, norm.weight_H, norm.eps, added_to_TH), out_dtype)
 
     def _down(self, layer: TritonLayer, gate_up_T2I: Tensor) -> Tensor:
         if layer.down.accepts_quantized:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quantpipe.backends.triton.executor import Norm, TritonExecutor, TritonLayer
-from quantpipe.backends.triton.linear import TritonLinear, build_linear
+from quantpipe.backends.triton.linear import TritonLinear, build_linear, check_kernels
 from quantpipe.backends.triton.ops.rope_kv import HeadNorm
 from quantpipe.backends.triton.requirements import (
     INTERPRETED,
@@ -35,6 +35,8 @@ def load(folder: Path, activation_divisor: float, memory_utilization: float | No
     description = describe(artifact)
     check_tensors(description, artifact)
     check_decoder(description)
+    for spec in description.linears():
+        check_kernels(spec.scheme)
     dtype = compute_dtype(artifact.stored[description.embedding_name].spec.dtype, device)
     check_room(folder, weight_bytes(description, artifact, dtype), device, memory_utilization)
     try:

@@ -13,7 +13,7 @@ from quantpipe.backends.triton.loading import load_weights
 from quantpipe.backends.triton.weight_bytes import WeightBytes, weight_bytes
 from quantpipe.formats.artifact import Artifact, StoredTensor
 from quantpipe.formats.scheme import TensorSpec, WeightScheme
-from quantpipe.formats.weight_file import TensorPlace
+from quantpipe.formats.weight_file import FileStamp, TensorPlace
 from quantpipe.models import describe
 from quantpipe.models.description import DecoderDescription
 
@@ -36,6 +36,7 @@ SMALL: Config = EIGHT_BILLION | {"num_hidden_layers": 2, "vocab_size": 32_000}
 # About the spread of trained weights; hidden states stay within what float16 holds.
 WEIGHT_STD = 0.02
 _NOWHERE = Path("random weights")
+_NO_STAMP = FileStamp(0, 0, 0)
 _SCALE_DTYPE = "BF16"
 
 
@@ -72,7 +73,7 @@ def random_artifact(config: Config, scheme: WeightScheme | None, device: torch.d
     names = [linear.name for linear in plain.linears() if linear.name != plain.lm_head.name]
     schemes = {} if scheme is None else dict.fromkeys(names, scheme)
     shapes = _shapes(plain, schemes)
-    stored = {name: StoredTensor(name, TensorPlace(_NOWHERE, spec, 0, 0), spec) for name, spec in shapes.items()}
+    stored = {name: StoredTensor(name, TensorPlace(_NOWHERE, _NO_STAMP, spec, 0, 0), spec) for name, spec in shapes.items()}
     return RandomArtifact(_NOWHERE, config, None, stored, schemes, device, shapes)
 
 

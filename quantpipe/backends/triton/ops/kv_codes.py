@@ -14,6 +14,7 @@ Layout of one layer: codes [B, J, b, W], parameters [B, J, P, b], so that what a
 import triton
 import triton.language as tl
 
+from quantpipe.backends.triton.ops.rounding import ROUNDER, larger, largest_magnitude, row_scale, to_codes
 from quantpipe.formats.kv_mode import KVRule
 
 # How keys, or values, are held, as kernels know it.
@@ -21,9 +22,6 @@ FLOAT = tl.constexpr(0)
 INT8 = tl.constexpr(1)
 INT8_STATIC = tl.constexpr(2)
 INT4 = tl.constexpr(3)
-
-# Adding and taking away 1.5 * 2^23 rounds a float32 below 2^22 half to even, on every device alike.
-_ROUNDING = tl.constexpr(12582912.0)
 
 
 def kind_of(rule: KVRule) -> int:
@@ -75,9 +73,9 @@ def store_head(
             first_codes_RC = first_RC.to(codes_ptr.dtype.element_ty)
             second_codes_RC = second_RC.to(codes_ptr.dtype.element_ty)
         elif KIND == INT8:
-            scale_R = _absmax_scale(first_RC, second_RC)
-            first_codes_RC = _rounded(tl.div_rn(first_RC, _spread(scale_R, first_RC)), -128.0, 127.0).to(tl.int8)
-            second_codes_RC = _rounded(tl.div_rn(second_RC, _spread(scale_R, second_RC)), -128.0, 127.0).to(tl.int8)
+            scale_R = row_scale(larger(largest_magnitude(first_RC), largest_magnitude(second_RC)), 127.0)
+            first_codes_RC = to_codes(first_RC, scale_R)
+            second_codes_RC = to_codes(second_RC, scale_R)
             tl.store(parameters_ptr + block_head_R * BLOCK_SIZE + offset_R, scale_R, mask=in_R)
         else:
             scale_R = tl.load(scale_ptr + heads_R, mask=in_R, other=1.0)
@@ -129,21 +127,12 @@ def load_scales(
 def _rounded(x_RC, low: tl.constexpr, high: tl.constexpr):
     """Half to even, within bounds that are whole: the order of both does not matter then."""
     clamped_RC = tl.minimum(tl.maximum(x_RC, low), high)
-    return (clamped_RC + _ROUNDING) - _ROUNDING
+    return (clamped_RC + ROUNDER) - ROUNDER
 
 
 @triton.jit
 def _spread(scale_R, like_RC):
     return tl.broadcast_to(scale_R[:, None], like_RC.shape)
-
-
-@triton.jit
-def _absmax_scale(first_RC, second_RC):
-    """The largest magnitude / 127; 1 / 127 where that is 0, NaN where a value is one: maxima pass over them."""
-    absmax_R = tl.maximum(tl.max(tl.abs(first_RC), 1), tl.max(tl.abs(second_RC), 1))
-    absmax_R = tl.where(absmax_R == 0.0, 1.0, absmax_R)
-    absmax_R = tl.where(_has_nan(first_RC, second_RC), float("nan"), absmax_R)
-    return tl.div_rn(absmax_R, tl.full(absmax_R.shape, 127.0, tl.float32))
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Attention, and what writes the cache it reads, compiled for each architecture with every entry of the launch table."""
+"""Attention, and what writes the cache that it reads, compiled for each architecture with every entry that it has."""
 
 from typing import NamedTuple
 

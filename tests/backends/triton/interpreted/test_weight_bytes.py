@@ -7,9 +7,7 @@ import pytest
 import torch
 
 from quantpipe.backends.triton import TritonBackend
-from quantpipe.backends.triton.requirements import check_fits
-from quantpipe.backends.triton.weight_bytes import WeightBytes, weight_bytes
-from quantpipe.errors import QuantpipeError
+from quantpipe.backends.triton.weight_bytes import weight_bytes
 from quantpipe.formats.artifact import Artifact
 from quantpipe.formats.scheme import w4a16, w8a8, weight_only
 from quantpipe.models import describe
@@ -34,13 +32,3 @@ def test_count_from_headers_is_what_a_loaded_model_holds(
     folder = make_folder(SCHEMES[name], tie_word_embeddings=is_tied)
     executor, artifact = TritonBackend().load(folder, 127.0, None), Artifact.open(folder)
     assert weight_bytes(describe(artifact), artifact, torch.float32).held_bytes == executor.weight_bytes
-
-
-def test_more_than_the_share_of_free_memory_is_refused_in_one_line() -> None:
-    needed = WeightBytes(held_bytes=900, loading_bytes=100)
-    check_fits(Path("model"), needed, 1000, 4000, None)
-    check_fits(Path("model"), needed, 2000, 4000, 0.5)
-    with pytest.raises(QuantpipeError, match=r"model: the weights take 900 bytes .* 100 more; .* 4,000 .* 999 free; "):
-        check_fits(Path("model"), needed, 999, 4000, None)
-    with pytest.raises(QuantpipeError, match=r"1,998 free, of which engine.memory_utilization 0.5 leaves 999; free"):
-        check_fits(Path("model"), needed, 1998, 4000, 0.5)
