@@ -23,6 +23,7 @@ from quantpipe.cli_calibrate import calibrate
 from quantpipe.cli_options import open_reporter, read_recipe, read_settings, recipe_arguments
 from quantpipe.cli_traceback import one_line, traceback_text
 from quantpipe.disk import disk_refusal
+from quantpipe.doctor.command import doctor
 from quantpipe.errors import EXIT_DATA, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_PASS, EXIT_USAGE, QuantpipeError
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ def commands(context: click.Context, debug: bool) -> None:
 
 commands.add_command(calibrate)
 commands.add_command(bench)
+commands.add_command(doctor)
 
 
 @commands.command()
@@ -160,7 +162,7 @@ def verify(artifact: Path) -> int:
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0 picks a free one.")
 @click.option("--model-name", help="Name clients ask for. Default: the folder's name.")
-@click.option("--backend", default="cpu", show_default=True, type=click.Choice(["cpu", "torch", "reference"]))
+@click.option("--backend", default="cpu", show_default=True, type=click.Choice(["cpu", "torch", "triton", "reference"]))
 @click.option("--kv-dtype", metavar="MODE", help="A `kv_cache` of recipes. Default: as the gate judged.")
 @click.option("--max-model-len", type=click.IntRange(min=2), help="Most tokens of one sequence.")
 @click.option("--max-num-seqs", default=16, show_default=True, type=click.IntRange(min=1))

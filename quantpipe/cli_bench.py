@@ -17,7 +17,7 @@ VOCABULARY_TEXT_FACTOR = 8
 @click.option("--prompt-tokens", default=150, show_default=True, type=click.IntRange(min=1))
 @click.option("--new-tokens", default=64, show_default=True, type=click.IntRange(min=2))
 @click.option("--profile", is_flag=True, help="Show how the time of a step divides.")
-@click.option("--backend", default="cpu", show_default=True, type=click.Choice(["cpu", "torch", "reference"]))
+@click.option("--backend", default="cpu", show_default=True, type=click.Choice(["cpu", "torch", "triton", "reference"]))
 @click.option("--kv-dtype", metavar="MODE", help="A `kv_cache` of recipes. Default: as the gate judged.")
 @click.option(
     "--activations",

@@ -134,7 +134,9 @@ def run_part(part: Part, device: torch.device) -> PartResult:
     return PartResult(state, time.monotonic() - started_s, reason, rows)  # type: ignore[arg-type]
 
 
-def run_parts(parts: list[Part], device: torch.device, record: Record, tell: Callable[[Part, PartResult], None]) -> bool:
+def run_parts(
+    parts: list[Part], device: torch.device, record: Record, tell: Callable[[Part, PartResult], None]
+) -> bool:
     """Run what is not done yet and write each result down; whether nothing failed."""
     for part in parts:
         if not record.is_done(part.name):

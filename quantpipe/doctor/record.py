@@ -1,7 +1,6 @@
 """What a GPU check has found so far, in a JSON file that is whole after every part."""
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -42,7 +41,7 @@ class Record:
         waiting = self.path.with_name(self.path.name + ".part")
         try:
             waiting.write_text(json.dumps(data, indent=1, allow_nan=True) + "\n", encoding="utf-8")
-            os.replace(waiting, self.path)
+            waiting.replace(self.path)
         except OSError as error:
             raise DataError(f"{self.path}: {error.strerror or error}; give another --output") from None
 

@@ -1,4 +1,4 @@
-"""The kernels' cases once more under NVIDIA's compute-sanitizer, which sees reads and writes out of bounds and races."""
+"""The kernels' cases once more under NVIDIA's compute-sanitizer, which sees accesses out of bounds and races."""
 
 import re
 import shutil

@@ -149,9 +149,10 @@ class CalibrationSection(Section):
 class EngineSection(Section):
     """The runtime that evaluates, benches and serves."""
 
-    backend: Literal["cpu", "torch", "reference"] = "cpu"
+    backend: Literal["cpu", "torch", "triton", "reference"] = "cpu"
     """What executes the model: `cpu` compiled kernels of its own, where the machine has a C++ compiler; `torch` torch's
-    operators. `reference` is slow and plain: the specification that others are tested against."""
+    operators; `triton` kernels on a CUDA GPU (docs/serving.md). `reference` is slow and plain: the specification that
+    others are tested against."""
     max_model_len: Count | None = None
     """Most tokens of one sequence, prompt and output. Absent: the model's own limit, at most 4096."""
     max_num_seqs: Count = 16

@@ -29,7 +29,8 @@ class TorchBackend:
     ) -> CpuExecutor:
         """Read every weight into its kernel's layout. ArtifactError where the folder is damaged or not known.
 
-        ``activations`` has no bearing: under weight-only schemes they stay in floating point. Nor has ``memory_utilization``.
+        ``activations`` has no bearing, as they stay in floating point under weight-only schemes; nor has
+        ``memory_utilization``.
         """
         if num_threads is not None:
             torch.set_num_threads(num_threads)

@@ -9,7 +9,7 @@ from quantpipe.doctor.cases.linears import linear_cases
 from quantpipe.doctor.cases.rows import row_cases
 
 GPU_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-# The interpreter computes with numpy, which has no bfloat16.
+# The interpreter computes with numpy, which has no bfloat16: what a repair of it shows is for tests to say.
 INTERPRETER_DTYPES = (torch.float32, torch.float16)
 
 

@@ -60,7 +60,11 @@ def _attend(form: Form, kv_dtype: str, dtype: torch.dtype, device: torch.device)
     size = (num_tokens, NUM_HEADS, form.head_dim)
     query_THD, sink_query_THD = (torch.randn(size, generator=draws).to(dtype) for _ in range(2))
     step = to_device(batch, BLOCK_SIZE, tokens_per_tile(*size[1:2], NUM_KV_HEADS, form.head_dim, dtype, device), device)
-    stores, sight, scale = (kv.keys.layer(0), kv.values.layer(0)), Sight(form.window, form.num_sinks), form.head_dim**-0.5
+    stores, sight, scale = (
+        (kv.keys.layer(0), kv.values.layer(0)),
+        Sight(form.window, form.num_sinks),
+        form.head_dim**-0.5,
+    )
     queries = (query_THD.to(device), sink_query_THD.to(device) if form.num_sinks else None)
     out_THD = torch.full(size, torch.nan, dtype=dtype, device=device)
     if step.decodes is not None:
@@ -79,7 +83,9 @@ def _batch(form: Form) -> BatchInput:
     unused_T = torch.zeros(sum(query_lens), dtype=torch.int64)
     table_SB = torch.tensor([[*table, *[0] * (widest - len(table))] for table in tables])
     contexts, window = tuple(context for _, context in form.seqs), form.window if form.num_sinks else None
-    return BatchInput(unused_T, unused_T, unused_T, query_lens, contexts, table_SB, unused_T[:0], form.num_sinks, window)
+    return BatchInput(
+        unused_T, unused_T, unused_T, query_lens, contexts, table_SB, unused_T[:0], form.num_sinks, window
+    )
 
 
 def _places(batch: BatchInput, s: int) -> tuple[Tensor, Tensor]:

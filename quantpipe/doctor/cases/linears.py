@@ -32,9 +32,11 @@ def linear_cases(dtypes: Sequence[torch.dtype]) -> Iterator[Case]:
         for rows in ROWS:
             yield Case("dense", dtype, f"M={rows}", partial(_floating, None, rows, 256, dtype))
             for scheme in WEIGHT_ONLY:
-                yield Case("weight only", dtype, f"{scheme.label} M={rows}", partial(_floating, scheme, rows, 256, dtype))
+                yield Case(
+                    "weight only", dtype, f"{scheme.label} M={rows}", partial(_floating, scheme, rows, 256, dtype)
+                )
             yield Case("int8", dtype, f"w8a8 M={rows}", partial(_int8, rows, 200, dtype))
-        yield Case("weight only", dtype, f"w4a16 g128 split K M=5", partial(_floating, w4a16(128), 5, LONG_K, dtype))
+        yield Case("weight only", dtype, "w4a16 g128 split K M=5", partial(_floating, w4a16(128), 5, LONG_K, dtype))
         yield Case("int8", dtype, "w8a8 split K M=5", partial(_int8, 5, LONG_K, dtype))
 
 
@@ -54,15 +56,13 @@ def random_weights(scheme: WeightScheme | None, num_in: int, dtype: torch.dtype)
     return LinearWeights(integers(NUM_OUT, num_in), scale_NG, bias_N, scheme, zero_NG)
 
 
-def _floating(
-    scheme: WeightScheme | None, rows: int, num_in: int, dtype: torch.dtype, device: torch.device
-) -> float:
+def _floating(scheme: WeightScheme | None, rows: int, num_in: int, dtype: torch.dtype, device: torch.device) -> float:
     """Under activations in floating point: not rounded, and rounded to their dtype."""
     weights = random_weights(scheme, num_in, dtype)
     x_TK = torch.randn(rows, num_in, generator=generator(1)).to(dtype)
     linear, x_on_device_TK = build_linear([weights], device, dtype, DIVISOR), x_TK.to(device)
-    weight_NK = weights.weight_NK if weights.scale_NG is None else decode(
-        weights.weight_NK, weights.scale_NG, weights.zero_NG
+    weight_NK = (
+        weights.weight_NK if weights.scale_NG is None else decode(weights.weight_NK, weights.scale_NG, weights.zero_NG)
     )
     expected_TN = x_TK.double() @ weight_NK.double().T
     if weights.bias_N is not None:

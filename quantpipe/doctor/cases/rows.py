@@ -40,7 +40,9 @@ def row_cases(dtypes: Sequence[torch.dtype]) -> Iterator[Case]:
         yield Case("most likely", dtype, f"V={VOCAB}", partial(_most_likely, dtype))
 
 
-def _norm_inputs(size: int, has_residual: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor]:
+def _norm_inputs(
+    size: int, has_residual: bool, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor]:
     """x, weight, residual; and what the residual becomes, and its norm in float64."""
     draws = generator()
     x_TH, weight_H = torch.randn(NUM_ROWS, size, generator=draws).to(dtype), torch.rand(size, generator=draws) + 0.5

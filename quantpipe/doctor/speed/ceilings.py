@@ -26,15 +26,18 @@ def measure_ceilings(
     device: torch.device, timer: Timer, copy_bytes: int = 1 << 30, matrix_size: int = 8192
 ) -> Ceilings:
     """By a copy within the GPU's memory, and by square products."""
-    source, target = (torch.zeros(copy_bytes, dtype=torch.uint8, device=device) for _ in range(2))
-    copy_s = timer.seconds(lambda: target.copy_(source))
-    del source, target
+    copy_s = _copy_seconds(device, timer, copy_bytes)
     shape, num_ops = (matrix_size, matrix_size), 2.0 * matrix_size**3
     a, b = (torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(2))
     bf16_s = timer.seconds(lambda: a @ b.T)
     a8, b8 = (torch.randint(-127, 128, shape, dtype=torch.int8, device=device) for _ in range(2))
     int8_s = timer.seconds(lambda: torch._int_mm(a8, b8.T))
     return Ceilings(2 * copy_bytes / copy_s, num_ops / bf16_s, num_ops / int8_s)
+
+
+def _copy_seconds(device: torch.device, timer: Timer, copy_bytes: int) -> float:
+    source, target = (torch.zeros(copy_bytes, dtype=torch.uint8, device=device) for _ in range(2))
+    return timer.seconds(lambda: target.copy_(source))
 
 
 def ceiling_rows(device: torch.device, timer: Timer) -> Iterator[Row]:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from quantpipe.backends.protocol import BatchInput, DecodeLimits
 from quantpipe.backends.triton.executor import TritonExecutor
-from quantpipe.backends.triton.kv_cache import TritonKVCache
 from quantpipe.doctor.record import Row
 from quantpipe.doctor.speed.random_model import Config, random_model
 from quantpipe.formats.scheme import WeightScheme, w4a16, w8a8

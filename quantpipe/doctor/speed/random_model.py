@@ -35,6 +35,7 @@ EIGHT_BILLION: Config = {
 SMALL: Config = EIGHT_BILLION | {"num_hidden_layers": 2, "vocab_size": 32_000}
 # About the spread of trained weights; hidden states stay within what float16 holds.
 WEIGHT_STD = 0.02
+CPU = torch.device("cpu")
 _NOWHERE = Path("random weights")
 _NO_STAMP = FileStamp(0, 0, 0)
 _SCALE_DTYPE = "BF16"
@@ -44,7 +45,7 @@ _SCALE_DTYPE = "BF16"
 class RandomArtifact(Artifact):
     """A folder that is nowhere: its tensors are drawn when they are read."""
 
-    device: torch.device = torch.device("cpu")
+    device: torch.device = CPU
     shapes: Mapping[str, TensorSpec] = field(default_factory=dict)
 
     def tensor(self, name: str) -> Tensor:
@@ -73,7 +74,9 @@ def random_artifact(config: Config, scheme: WeightScheme | None, device: torch.d
     names = [linear.name for linear in plain.linears() if linear.name != plain.lm_head.name]
     schemes = {} if scheme is None else dict.fromkeys(names, scheme)
     shapes = _shapes(plain, schemes)
-    stored = {name: StoredTensor(name, TensorPlace(_NOWHERE, _NO_STAMP, spec, 0, 0), spec) for name, spec in shapes.items()}
+    stored = {
+        name: StoredTensor(name, TensorPlace(_NOWHERE, _NO_STAMP, spec, 0, 0), spec) for name, spec in shapes.items()
+    }
     return RandomArtifact(_NOWHERE, config, None, stored, schemes, device, shapes)
 
 
@@ -87,7 +90,7 @@ def random_model(
 
 def needed_bytes(config: Config, scheme: WeightScheme | None, dtype: torch.dtype = torch.bfloat16) -> WeightBytes:
     """What such a model's weights take."""
-    artifact = random_artifact(config, scheme, torch.device("cpu"))
+    artifact = random_artifact(config, scheme, CPU)
     return weight_bytes(describe(artifact), artifact, dtype)
 
 

@@ -66,7 +66,9 @@ class Work:
     is_int8: bool = False
 
 
-def roofline_rows(device: torch.device, timer: Timer, shapes: Shapes, ceilings: Ceilings | None = None) -> Iterator[Row]:
+def roofline_rows(
+    device: torch.device, timer: Timer, shapes: Shapes, ceilings: Ceilings | None = None
+) -> Iterator[Row]:
     """Time in microseconds; ``share`` is what the slower of memory and arithmetic needs at least, of that time."""
     ceilings = ceilings or measure_ceilings(device, timer)
     for table in (linear_work, attention_work, row_work):
@@ -128,9 +130,7 @@ def row_work(device: torch.device, shapes: Shapes) -> Iterator[Work]:
     rows, dtype = shapes.rows[-1], shapes.dtype
     x_TH, residual_TH = (torch.randn(rows, shapes.hidden_size, device=device, dtype=dtype) for _ in range(2))
     weight_H = torch.ones(shapes.hidden_size, device=device)
-    yield Work(
-        "norm + residual", f"T={rows}", lambda: rms_norm(x_TH, weight_H, 1e-5, residual_TH), 4.0 * x_TH.nbytes
-    )
+    yield Work("norm + residual", f"T={rows}", lambda: rms_norm(x_TH, weight_H, 1e-5, residual_TH), 4.0 * x_TH.nbytes)
     gate_up = torch.randn(rows, 2 * shapes.intermediate_size, device=device, dtype=dtype)
     yield Work("gate", f"T={rows}", lambda: gated(gate_up, "silu"), 1.5 * gate_up.nbytes)
     num_heads = shapes.num_heads + 2 * shapes.num_kv_heads
@@ -152,9 +152,7 @@ def row_work(device: torch.device, shapes: Shapes) -> Iterator[Work]:
     yield Work("most likely", f"R={shapes.batches[-1]}", lambda: most_likely(logits_RV), float(logits_RV.nbytes))
 
 
-def _cache(
-    device: torch.device, shapes: Shapes, kv_dtype: str, batch: int, context: int
-) -> TritonKVCache | None:
+def _cache(device: torch.device, shapes: Shapes, kv_dtype: str, batch: int, context: int) -> TritonKVCache | None:
     """One layer that holds ``batch`` sequences; None where it would not fit."""
     num_blocks, sizes = batch * math.ceil(context / BLOCK_SIZE), (1, shapes.num_kv_heads, shapes.head_dim)
     full_bytes = 2 * num_blocks * BLOCK_SIZE * shapes.num_kv_heads * shapes.head_dim * shapes.dtype.itemsize

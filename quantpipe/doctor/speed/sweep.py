@@ -48,9 +48,7 @@ def sweep_rows(device: torch.device, timer: Timer, shapes: Shapes) -> Iterator[R
             yield _best(kernel, arch, max_rows, entry, rows, timer, launch_of(device, arch, rows, shapes))
 
 
-def _best(
-    kernel: str, arch: int, max_rows: int, entry: MatmulLaunch, rows: int, timer: Timer, launch: Launch
-) -> Row:
+def _best(kernel: str, arch: int, max_rows: int, entry: MatmulLaunch, rows: int, timer: Timer, launch: Launch) -> Row:
     times = {}
     for candidate in candidates(entry):
         try:
