@@ -50,7 +50,7 @@ class Record:
             return {}
         try:
             data: dict[str, Any] = json.loads(self.path.read_text(encoding="utf-8"))
-            if data["identity"] != self.identity:
+            if dict(data["identity"]) != self.identity:
                 return {}
             return {name: PartResult(**part) for name, part in data["parts"].items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
