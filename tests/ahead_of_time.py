@@ -5,6 +5,7 @@ running it, and ``compile_launch`` compiles it as Triton would at that call: con
 by 16, the launch table's parameters.
 """
 
+import functools
 import re
 import subprocess
 from collections.abc import Callable
@@ -153,6 +154,7 @@ def _type_of(value: Any) -> str:
     return "i32" if -(2**31) <= value < 2**31 else "i64"
 
 
+@functools.cache
 def _disassemble(cubin: bytes) -> tuple[dict[str, int], str]:
     """Resource usage (registers, bytes of stack and local memory) and machine code."""
     with TemporaryDirectory() as folder:

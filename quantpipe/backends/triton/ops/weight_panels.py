@@ -3,7 +3,7 @@
 K is cut into panels, and a panel of all N rows lies in one piece, so that any tile is read in whole cache lines. A row
 of a panel is 16 words of 32 bits. A word holds 8 integers of up to 4 bits or 4 of up to 8 (so 3-bit weights take 4),
 stored without sign as q + 8 or q + 128, the first in the lowest bits. Value v of word w is column 16 v + w of the
-panel: one shift and one mask give the weights of 16 neighbouring columns where they are wanted, with nothing to exchange
+panel: one shift and one mask give the weights of 16 neighbouring columns where they are wanted, without an exchange
 between threads.
 
 Shapes: N out_features, K in_features, P panels, V values of a word, W words of a panel's row, G groups along K.

@@ -7,7 +7,7 @@ from ahead_of_time import compile_all
 from quantpipe.backends.triton.ops.norm import MAX_SIZE, rms_norm, rms_norm_quantized
 
 
-@pytest.mark.parametrize("size", [64, 4096, MAX_SIZE])
+@pytest.mark.parametrize("size", [64, MAX_SIZE])
 def test_norm_compiles(monkeypatch: pytest.MonkeyPatch, arch: int, size: int) -> None:
     x_TH = torch.empty(32, size, dtype=torch.bfloat16, device="meta")
     weight_H = torch.empty(size, dtype=torch.bfloat16, device="meta")

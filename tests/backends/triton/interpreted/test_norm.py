@@ -41,8 +41,7 @@ def test_residual_is_added_in_place_and_normed_as_stored(dtype: torch.dtype) -> 
 
 
 def test_heads_inside_a_wider_row_are_normed_one_by_one() -> None:
-    qkv_TF = rows(5, 7 * 32)
-    heads_THD = qkv_TF[:, 64 : 64 + 3 * 32].view(5, 3, 32)
+    heads_THD = rows(5, 7 * 40)[:, 40 : 4 * 40].view(5, 3, 40)[:, :, :32]
     weight_D = rows(32, seed=1)
     y_THD = rms_norm(heads_THD, weight_D, EPS)
     assert y_THD.is_contiguous()
