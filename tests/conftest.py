@@ -15,6 +15,21 @@ from quantpipe.report import Reporter
 os.environ.setdefault("QUANTPIPE_EMULATED_ISA", "1")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests of every backend leave out Triton's kernels where there is neither a GPU nor Triton's interpreter."""
+    if torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1":
+        return
+    needing = [item for item in items if isinstance(item, pytest.Function) and _backend_of(item) == "triton"]
+    if needing:
+        config.hook.pytest_deselected(items=needing)
+        items[:] = [item for item in items if item not in set(needing)]
+
+
+def _backend_of(item: pytest.Function) -> object:
+    """The ``backend`` that a test is parametrised with."""
+    return item.callspec.params.get("backend") if hasattr(item, "callspec") else None
+
+
 @pytest.fixture(scope="session")
 def tiny_llama() -> Path:
     """A trained 1.7M-parameter Llama in bfloat16: the only model here whose accuracy means something."""

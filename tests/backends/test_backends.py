@@ -196,7 +196,7 @@ def test_quantized_logits_equal_the_reference(
     # torch's w4a16 rounds activations to bfloat16 (2^-9 each, 15 roundings in a row here) and has no kernel for the
     # others; the compiled kernels round to 15 bits. In w8a8 an activation on a rounding boundary may go either way, one
     # part in 127 of one entry.
-    bounds = {"torch": {"w4a16": 0.02, "w8a8": 0.005}, "cpu": {"w8a8": 0.005}}[backend]
+    bounds = {"w4a16": 0.02, "w8a8": 0.005} if backend == "torch" else {"w8a8": 0.005}
     assert relative < bounds.get(SCHEMES[scheme].name, 1e-5 if backend == "torch" else 3e-4)
 
 

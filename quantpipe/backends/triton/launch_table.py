@@ -142,23 +142,17 @@ class AttentionLaunch:
     num_stages: int
 
 
-# Of each architecture, by ascending bytes of a head in the dtype of queries: up to so many, and the launch.
+# Of each architecture, by ascending head size: up to so much, and the launch. The last holds for any size.
 AttentionEntries = tuple[tuple[int, AttentionLaunch], ...]
 
-_DECODE: AttentionEntries = (
-    (256, AttentionLaunch(16, 64, 4, 2)),
-    (512, AttentionLaunch(16, 32, 4, 2)),
-    (_ANY, AttentionLaunch(16, 16, 4, 2)),
-)
+_DECODE: AttentionEntries = ((128, AttentionLaunch(16, 64, 4, 2)), (_ANY, AttentionLaunch(16, 32, 4, 2)))
 DECODE: dict[int, AttentionEntries] = {arch: _DECODE for arch in ARCHITECTURES}
 # Without the tensor cores of sm_90 that read from shared memory, queries take registers: more warps share them.
-_CHUNK: AttentionEntries = (
-    (256, AttentionLaunch(64, 32, 4, 2)),
-    (512, AttentionLaunch(64, 32, 8, 2)),
-    (_ANY, AttentionLaunch(32, 16, 4, 2)),
-)
-_CHUNK_80: AttentionEntries = ((256, AttentionLaunch(64, 32, 8, 2)), *_CHUNK[1:])
+_CHUNK: AttentionEntries = ((128, AttentionLaunch(64, 32, 4, 2)), (_ANY, AttentionLaunch(64, 32, 8, 2)))
+_CHUNK_80: AttentionEntries = ((_ANY, AttentionLaunch(64, 32, 8, 2)),)
 CHUNK: dict[int, AttentionEntries] = {80: _CHUNK_80, 86: _CHUNK_80, 89: _CHUNK_80, 90: _CHUNK, 100: _CHUNK}
+# No tensor core multiplies float32 as exactly: larger tiles would not fit into registers.
+FLOAT32_ATTENTION = AttentionLaunch(16, 16, 8, 1)
 # What one program of other kernels holds. Rope and the write into the cache: tokens and heads; copies of blocks: words;
 # the search for the largest logit: logits.
 ROPE_ROWS = 8
@@ -166,6 +160,8 @@ COPY_WORDS = 4096
 GREEDY_LOGITS = 8192
 
 
-def attention_entry(entries: AttentionEntries, head_bytes: int) -> AttentionLaunch:
-    """The first that takes heads of so many bytes."""
-    return next(launch for max_bytes, launch in entries if head_bytes <= max_bytes)
+def attention_entry(entries: AttentionEntries, head_dim: int, dtype: torch.dtype) -> AttentionLaunch:
+    """The first that takes such heads."""
+    if dtype == torch.float32:
+        return FLOAT32_ATTENTION
+    return next(launch for max_size, launch in entries if head_dim <= max_size)

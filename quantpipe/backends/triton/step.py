@@ -85,9 +85,9 @@ def _upload(parts: list[Tensor], device: torch.device) -> list[Tensor]:
     """The same int64 tensors on the device, in one copy. Each begins at 16 bytes, as wide loads need it."""
     sizes = [part.numel() + part.numel() % 2 for part in parts]
     staged = torch.zeros(sum(sizes), dtype=torch.int64, pin_memory=device.type == "cuda")
-    for part, piece in zip(parts, staged.split(sizes), strict=True):
+    for part, piece in zip(parts, torch.split(staged, sizes), strict=True):
         piece[: part.numel()] = part.flatten()
-    pieces = staged.to(device, non_blocking=True).split(sizes)
+    pieces = torch.split(staged.to(device, non_blocking=True), sizes)
     return [piece[: part.numel()].view(part.shape) for part, piece in zip(parts, pieces, strict=True)]
 
 

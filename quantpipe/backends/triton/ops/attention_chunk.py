@@ -95,11 +95,11 @@ def attend_chunks(
 
 def _entry(head_dim: int, dtype: torch.dtype, device: torch.device) -> launch_table.AttentionLaunch:
     entries = launch_table.CHUNK[launch_table.architecture(device)]
-    return launch_table.attention_entry(entries, head_dim * dtype.itemsize)
+    return launch_table.attention_entry(entries, head_dim, dtype)
 
 
 def _rows_per_tile(group: int, entry: launch_table.AttentionLaunch) -> int:
-    return max(entry.rows, triton.next_power_of_2(group))
+    return max(entry.rows, int(triton.next_power_of_2(group)))
 
 
 @triton.jit(do_not_specialize=["window", "num_sinks", "num_first", "table_stride"])

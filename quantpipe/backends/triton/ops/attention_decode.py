@@ -46,7 +46,7 @@ class Decodes(NamedTuple):
 def num_splits(num_seqs: int, num_kv_heads: int, max_tokens: int, num_processors: int) -> int:
     """Over how many programs a sequence is split, by sizes known before its length is: no host waits for the device."""
     affordable = (2 * num_processors) // (num_seqs * num_kv_heads)
-    return max(1, min(affordable, triton.cdiv(max_tokens, MIN_TOKENS_PER_SPLIT), MAX_SPLITS))
+    return max(1, min(affordable, -(-max_tokens // MIN_TOKENS_PER_SPLIT), MAX_SPLITS))
 
 
 def attend_decodes(
@@ -72,7 +72,7 @@ def attend_decodes(
         partial = query_THD.new_empty((num_seqs, num_heads, splits, head_dim + 2), dtype=torch.float32)
     group = num_heads // keys.num_kv_heads
     entries = launch_table.DECODE[launch_table.architecture(query_THD.device)]
-    entry = launch_table.attention_entry(entries, head_dim * query_THD.itemsize)
+    entry = launch_table.attention_entry(entries, head_dim, query_THD.dtype)
     half_width = max(16, triton.next_power_of_2(head_dim // 2))
     decode_kernel[(num_seqs, keys.num_kv_heads, splits)](
         query_THD,

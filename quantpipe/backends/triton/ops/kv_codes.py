@@ -26,11 +26,9 @@ INT4 = tl.constexpr(3)
 
 def kind_of(rule: KVRule) -> int:
     """The kernels' number of a rule."""
-    if rule.bits is None:
-        return FLOAT.value
-    if rule.bits == 4:
-        return INT4.value
-    return INT8_STATIC.value if rule.is_static else INT8.value
+    if rule.bits == 8:
+        return int((INT8_STATIC if rule.is_static else INT8).value)
+    return int((FLOAT if rule.bits is None else INT4).value)
 
 
 @triton.jit

@@ -92,7 +92,7 @@ def rope_and_write(
     return query_THD, sink_query_THD
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def rope_kv_kernel(
     heads_ptr,
     cos_ptr,

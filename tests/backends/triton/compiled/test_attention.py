@@ -103,7 +103,6 @@ def test_decodes_compile(monkeypatch: pytest.MonkeyPatch, arch: int) -> None:
 def test_chunks_compile(monkeypatch: pytest.MonkeyPatch, arch: int) -> None:
     for case in cases_of(arch):
         attention = compile_chunks(monkeypatch, arch, *case)
-        print(arch, case, attention.registers, attention.shared_bytes)
         tensor_cores = {90: "HGMMA", 100: "UTCHMMA"}.get(arch, "HMMA")
         assert attention.count(tensor_cores) or case.dtype == torch.float32, case
 
