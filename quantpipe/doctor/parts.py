@@ -95,10 +95,10 @@ PARTS: dict[str, Part] = {
         Part("kernels", "Kernels against float64", 110, False, _kernels),
         Part("step", "A decode step in a graph", 30, True, _step),
         Part("ceilings", "What copies and matrix products reach", 15, True, _ceilings),
-        Part("rooflines", "Kernels beside those ceilings", 90, True, _rooflines),
-        Part("end_to_end", "Tokens per second of an 8B shape", 100, True, _end_to_end),
-        Part("sanitizer", "compute-sanitizer over the kernels", 60, True, _sanitizer),
-        Part("sweep", "Launches that beat the table's", 45, True, _sweep),
+        Part("rooflines", "Kernels beside those ceilings", 80, True, _rooflines),
+        Part("end_to_end", "Tokens per second of an 8B shape", 90, True, _end_to_end),
+        Part("sanitizer", "compute-sanitizer over the kernels", 95, True, _sanitizer),
+        Part("sweep", "Launches that beat the table's", 40, True, _sweep),
     )
 }
 

@@ -1,7 +1,9 @@
 """The kernels' cases once more under NVIDIA's compute-sanitizer, which sees accesses out of bounds and races."""
 
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -12,10 +14,11 @@ from quantpipe.doctor.parts import AbsentError
 from quantpipe.doctor.record import Row
 
 TOOLS = ("memcheck", "racecheck")
-TIMEOUT_S = 30
+TIMEOUT_S = 45.0
 # Where CUDA's toolkit is when it is not on the path.
 _USUAL = Path("/usr/local/cuda/bin/compute-sanitizer")
 _SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)")
+_FINDING = re.compile(r"^=+ +(?:Invalid|Error|Race reported|Uninitialized|Misaligned)", re.MULTILINE)
 
 
 def sanitizer_rows() -> Iterator[Row]:
@@ -27,23 +30,27 @@ def sanitizer_rows() -> Iterator[Row]:
         yield sanitizer_row(program, tool)
 
 
-def sanitizer_row(program: str, tool: str) -> Row:
-    """What one tool says of the part ``kernels`` in a process of its own; nothing where its time was too short."""
+def sanitizer_row(program: str, tool: str, timeout_s: float = TIMEOUT_S) -> Row:
+    """What one tool says of the part ``kernels`` in a process of its own, of as much as it gets through in time."""
     with tempfile.TemporaryDirectory() as folder:
-        output = Path(folder) / "check.json"
+        output, said = Path(folder) / "check.json", Path(folder) / "said"
         own = (sys.executable, "-m", "quantpipe.doctor", "--gpu-check", "--only", "kernels", "--output", str(output))
-        try:
-            done = subprocess.run(
-                [program, "--tool", tool, *own], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        with said.open("wb") as log:
+            process = subprocess.Popen(
+                [program, "--tool", tool, *own], stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
-        except subprocess.TimeoutExpired:
-            return {"tool": tool, "found": f"not finished within {TIMEOUT_S} s", "ok": None}
-    return {"tool": tool} | _reading(done.stdout + done.stderr, done.returncode)
+            try:
+                code: int | None = process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)  # what it watches would go on without it
+                process.wait()
+                code = None
+        return {"tool": tool} | _reading(said.read_text(encoding="utf-8", errors="replace"), code, timeout_s)
 
 
-def _reading(text: str, code: int) -> Row:
-    found = _SUMMARY.search(text)
-    if found is None:
-        return {"found": f"no summary; it ended with {code}", "ok": None}
-    num_errors = int(found[1])
-    return {"found": f"{num_errors} errors", "ok": num_errors == 0}
+def _reading(text: str, code: int | None, timeout_s: float) -> Row:
+    summary, num_found = _SUMMARY.search(text), len(_FINDING.findall(text))
+    if summary is not None:
+        return {"found": f"{summary[1]} errors", "ok": int(summary[1]) == 0}
+    ending = f"not finished within {timeout_s:.0f} s" if code is None else f"no summary; it ended with {code}"
+    return {"found": f"{ending}, {num_found} errors until then", "ok": False if num_found else None}

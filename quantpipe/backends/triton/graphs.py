@@ -48,7 +48,8 @@ class GraphRecorder:
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, work: Replay) -> Replay:
-        stream, current = torch.cuda.Stream(self._device), torch.cuda.current_stream(self._device)
+        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        current = torch.cuda.current_stream(self._device)
         stream.wait_stream(current)
         with torch.cuda.stream(stream):
             for _ in range(_NUM_FIRST_RUNS):
@@ -99,9 +100,11 @@ class _Fields(NamedTuple):
     @classmethod
     def of(cls, words: Tensor, size: int, num_blocks: int) -> "_Fields":
         per_field = size + size % 2
-        flat = [words[start : start + size] for start in range(0, 5 * per_field, per_field)]
+        token_ids_S, positions_S, slots_S, held_S, shift_S = (
+            words[start : start + size] for start in range(0, 5 * per_field, per_field)
+        )
         table_SB = words[5 * per_field :][: size * num_blocks].view(size, num_blocks)
-        return cls(*flat, table_SB)
+        return cls(token_ids_S, positions_S, slots_S, held_S, shift_S, table_SB)
 
     @staticmethod
     def num_words(size: int, num_blocks: int) -> int:
@@ -115,7 +118,7 @@ class _Staging:
         is_cuda = device.type == "cuda"
         self.host = torch.zeros(num_words, dtype=torch.int64, pin_memory=is_cuda)
         self.device = torch.zeros(num_words, dtype=torch.int64, device=device)
-        self._sent = torch.cuda.Event() if is_cuda else None
+        self._sent = torch.cuda.Event() if is_cuda else None  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
         """Until the last copy was read. Where results of that step were read there is nothing to wait for."""

@@ -31,7 +31,8 @@ def step_rows(device: torch.device, config: Config, dtype: torch.dtype = torch.b
     for name, scheme in SCHEMES.items():
         executor = random_model(config, scheme, device, dtype)
         for kv_dtype in KV_DTYPES:
-            yield {"weights": name, "kv": kv_dtype} | compare(executor, kv_dtype)
+            row: Row = {"weights": name, "kv": kv_dtype}
+            yield row | compare(executor, kv_dtype)
 
 
 def compare(executor: TritonExecutor, kv_dtype: str) -> Row:

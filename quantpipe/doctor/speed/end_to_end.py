@@ -3,6 +3,7 @@
 import gc
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.util import find_spec
 
 import torch
@@ -60,7 +61,7 @@ def _engine_rows(name: str, executor: TritonExecutor, kv_dtype: str, batches: tu
 
     for batch in batches:
         generate(batch, 2)
-        yield _row(name, kv_dtype, batch, lambda num, own=batch: generate(own, num))  # type: ignore[misc]
+        yield _row(name, kv_dtype, batch, partial(generate, batch))
 
 
 def _row(name: str, kv_dtype: str, batch: int, generate: Callable[[int], None]) -> Row:
@@ -90,7 +91,7 @@ def _product_rows(device: torch.device, config: Config, batches: tuple[int, ...]
             for num_out, num_in in sizes:
                 weight_NK = torch.randn(num_out, num_in, dtype=DTYPE, device=device)
                 x_TK = torch.randn(batch, num_in, dtype=DTYPE, device=device)
-                step_s += repeats * timer.seconds(lambda x=x_TK, w=weight_NK: torch.matmul(x, w.T))  # type: ignore[misc]
+                step_s += repeats * timer.seconds(partial(torch.matmul, x_TK, weight_NK.T))
         yield {
             "what": "torch.matmul of all linears, bf16",
             "sequences": batch,
@@ -128,7 +129,7 @@ def _transformers_rows(device: torch.device, config: Config, batches: tuple[int,
 
     for batch in batches:
         generate(batch, 2)
-        yield _row("transformers generate, bf16", "auto", batch, lambda num, own=batch: generate(own, num))  # type: ignore[misc]
+        yield _row("transformers generate, bf16", "auto", batch, partial(generate, batch))
 
 
 def _fits(device: torch.device, num_bytes: int) -> bool:

@@ -6,8 +6,10 @@ Shapes: T rows, N out_features, K in_features, S sequences, H query heads, J KV 
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
+from torch import Tensor
 
 from quantpipe.backends.triton.kv_cache import TritonKVCache
 from quantpipe.backends.triton.linear import TritonLinear, build_linear
@@ -107,7 +109,7 @@ def linear_work(device: torch.device, shapes: Shapes) -> Iterator[Work]:
                 moved = linear.weight_bytes + (num_in + num_out) * rows * x_TK.itemsize
                 what, num_ops = f"M={rows} N={num_out} K={num_in}", 2.0 * rows * num_out * num_in
                 is_int8 = scheme is not None and scheme.activation_bits is not None
-                yield Work(f"linear {name}", what, lambda x=x_TK, own=linear: own(x), moved, num_ops, is_int8)  # type: ignore[misc]
+                yield Work(f"linear {name}", what, partial(linear, x_TK), moved, num_ops, is_int8)
             del linear
 
 
@@ -141,15 +143,15 @@ def row_work(device: torch.device, shapes: Shapes) -> Iterator[Work]:
     for kv_dtype in KV_DTYPES:
         kv = _cache(device, shapes, kv_dtype, 1, rows)
         if kv is not None:
-            stores = (kv.keys.layer(0), kv.values.layer(0))
-            yield Work(
-                "rope and KV write",
-                f"T={rows} {kv_dtype}",
-                lambda own=stores: rope_and_write(heads_TX, turns, None, None, None, slots_T, *own, shapes.head_dim),  # type: ignore[misc]
-                2.0 * heads_TX.nbytes,
-            )
+            write = partial(_write, heads_TX, turns, slots_T, kv, shapes.head_dim)
+            yield Work("rope and KV write", f"T={rows} {kv_dtype}", write, 2.0 * heads_TX.nbytes)
     logits_RV = torch.randn(shapes.batches[-1], shapes.vocab_size, device=device)
     yield Work("most likely", f"R={shapes.batches[-1]}", lambda: most_likely(logits_RV), float(logits_RV.nbytes))
+
+
+def _write(heads_TX: Tensor, turns: Turns, slots_T: Tensor, kv: TritonKVCache, head_dim: int) -> None:
+    keys, values = kv.keys.layer(0), kv.values.layer(0)
+    rope_and_write(heads_TX, turns, None, None, None, slots_T, keys, values, head_dim)
 
 
 def _cache(device: torch.device, shapes: Shapes, kv_dtype: str, batch: int, context: int) -> TritonKVCache | None:
@@ -186,7 +188,7 @@ def _chunk_work(device: torch.device, shapes: Shapes, kv: TritonKVCache, context
     tile_len = tokens_per_tile(shapes.num_heads, shapes.num_kv_heads, shapes.head_dim, shapes.dtype, device)
     first_X = torch.arange(0, length, tile_len, device=device)
 
-    def one(value: int) -> torch.Tensor:
+    def one(value: int) -> Tensor:
         return torch.tensor([value], device=device)
 
     table_SB = torch.randperm(kv.num_blocks, device=device).view(1, -1)

@@ -35,11 +35,11 @@ class GpuTimer:
             replay = GraphRecorder(self._device).record(record)
         pairs = []
         for _ in range(NUM_RUNS):
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             self._flush.zero_()
             start.record()
             replay()
             end.record()
             pairs.append((start, end))
         torch.cuda.synchronize(self._device)
-        return statistics.median(start.elapsed_time(end) for start, end in pairs) * 1e-3
+        return float(statistics.median(start.elapsed_time(end) for start, end in pairs)) * 1e-3

@@ -16,6 +16,8 @@ from quantpipe.backends.triton.requirements import (
     check_decoder,
     check_fits,
     compute_dtype,
+    no_room_for_graphs,
+    no_room_for_kv,
 )
 from quantpipe.backends.triton.weight_bytes import WeightBytes
 from quantpipe.engine.config import EngineConfig
@@ -97,6 +99,17 @@ def test_weights_that_exceed_their_share_of_the_gpu_are_refused_before_they_are_
         check_fits(Path("model"), needed, 999, 4000, None)
     with pytest.raises(QuantpipeError, match=r"1,998 free, of which engine.memory_utilization 0.5 leaves 999; free"):
         check_fits(Path("model"), needed, 1998, 4000, 0.5)
+
+
+def test_memory_that_runs_out_is_told_in_one_line() -> None:
+    blocks = str(no_room_for_kv(1000, 5_000_000, 4_000_000, 9_000_000))
+    assert blocks.startswith("engine.kv_cache_memory: 1,000 KV blocks take 5,000,000 bytes, and of the GPU's 9,000,000")
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried 1 GiB.\nSee the documentation")
+    graphs = str(no_room_for_graphs(64, error))
+    assert graphs.startswith(
+        "engine.cuda_graphs: recording decodes of 64 sequences takes more memory than is left (CUDA"
+    )
+    assert "\n" not in blocks + graphs
 
 
 def test_gpu_computes_in_the_dtype_of_the_weights() -> None:
