@@ -18,7 +18,7 @@ NEEDS_GPU = "needs a GPU, and kernels are interpreted on the CPU here: not run"
 
 @dataclass(frozen=True)
 class Part:
-    """``budget_s`` bounds it between two rows, on a GPU. ``run`` raises ``AbsentError`` where it lacks what it needs."""
+    """On a GPU ``budget_s`` bounds it between two rows. ``run`` raises ``AbsentError`` where it lacks what it needs."""
 
     name: str
     title: str
