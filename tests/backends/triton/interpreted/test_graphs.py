@@ -141,8 +141,9 @@ def test_decodes_over_another_cache_run_by_themselves(executor: TritonExecutor) 
 
 
 def test_windows_and_dropped_blocks_are_replayed(executor: TritonExecutor) -> None:
-    limits = DecodeLimits(2, MAX_BLOCKS, num_sinks=2, window=8)
-    token_ids = list(range(1, 20))
+    limits = DecodeLimits(2, MAX_BLOCKS, num_sinks=2, window=11)
+    token_ids = list(range(1, 15))
+    # The window reaches from behind the dropped block into the rest of the sink block: where it ends depends on both.
     dropped = 1
     table = {0: [9, *TABLES[1]]}
     outputs = []
@@ -151,15 +152,15 @@ def test_windows_and_dropped_blocks_are_replayed(executor: TritonExecutor) -> No
         recorded_over(executor, kv, limits)
         if not is_recorded:
             executor.recorded.clear()
-        executor.forward_greedy(step_of({0: token_ids[:-1]}, table, 18, num_sinks=2, window=8), kv)
-        step = step_of({0: token_ids}, table, 1, num_sinks=2, window=8)
+        executor.forward_greedy(step_of({0: token_ids[:-1]}, table, 13, num_sinks=2, window=11), kv)
+        step = step_of({0: token_ids}, table, 1, num_sinks=2, window=11)
         held = torch.cat([step.block_table_SB[:, :1], step.block_table_SB[:, 1 + dropped :]], 1)
         gone = BatchInput(
             *(step.token_ids_T, step.positions_T, step.slot_mapping_T, step.query_lens, step.context_lens),
             block_table_SB=held,
             logit_rows_R=step.logit_rows_R,
             num_sinks=2,
-            window=8,
+            window=11,
             dropped_blocks=(dropped,),
         )
         outputs.append(executor.forward(gone, kv))
