@@ -147,10 +147,10 @@ AttentionEntries = tuple[tuple[int, AttentionLaunch], ...]
 
 _DECODE: AttentionEntries = ((128, AttentionLaunch(16, 64, 4, 2)), (_ANY, AttentionLaunch(16, 32, 4, 2)))
 DECODE: dict[int, AttentionEntries] = {arch: _DECODE for arch in ARCHITECTURES}
-# Without the tensor cores of sm_90 that read from shared memory, queries take registers: more warps share them.
-_CHUNK: AttentionEntries = ((128, AttentionLaunch(64, 32, 4, 2)), (_ANY, AttentionLaunch(64, 32, 8, 2)))
-_CHUNK_80: AttentionEntries = ((_ANY, AttentionLaunch(64, 32, 8, 2)),)
-CHUNK: dict[int, AttentionEntries] = {80: _CHUNK_80, 86: _CHUNK_80, 89: _CHUNK_80, 90: _CHUNK, 100: _CHUNK}
+# On sm_90 queries are read from shared memory; elsewhere they take registers, or codes do: more warps share them.
+_CHUNK: AttentionEntries = ((_ANY, AttentionLaunch(64, 32, 8, 2)),)
+_CHUNK_90: AttentionEntries = ((128, AttentionLaunch(64, 32, 4, 2)), *_CHUNK)
+CHUNK: dict[int, AttentionEntries] = {80: _CHUNK, 86: _CHUNK, 89: _CHUNK, 90: _CHUNK_90, 100: _CHUNK}
 # No tensor core multiplies float32 as exactly: larger tiles would not fit into registers.
 FLOAT32_ATTENTION = AttentionLaunch(16, 16, 8, 1)
 # What one program of other kernels holds. Rope and the write into the cache: tokens and heads; copies of blocks: words;
