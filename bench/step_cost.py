@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quantpipe.backends.protocol import BatchInput
+from quantpipe.backends.protocol import BatchInput, DecodeLimits
 from quantpipe.engine.config import EngineConfig
 from quantpipe.engine.engine import Engine
 from quantpipe.engine.request import SamplingParams
@@ -47,6 +47,9 @@ class Instant:
 
     def allocate_kv_cache(self, num_blocks: int, block_size: int, dtype: str) -> Any:
         return SimpleNamespace(num_blocks=num_blocks, block_size=block_size, copy_blocks=lambda copies: None)
+
+    def record_decodes(self, kv_cache: Any, limits: DecodeLimits) -> None:
+        pass
 
     def forward(self, batch: BatchInput, kv_cache: Any) -> Tensor:
         return self._logits_V.expand(len(batch.logit_rows_R), -1)

@@ -23,6 +23,7 @@ from quantpipe.cli_calibrate import calibrate
 from quantpipe.cli_options import open_reporter, read_recipe, read_settings, recipe_arguments
 from quantpipe.cli_traceback import one_line, traceback_text
 from quantpipe.disk import disk_refusal
+from quantpipe.doctor.command import doctor
 from quantpipe.errors import EXIT_DATA, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_PASS, EXIT_USAGE, QuantpipeError
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ def commands(context: click.Context, debug: bool) -> None:
 
 commands.add_command(calibrate)
 commands.add_command(bench)
+commands.add_command(doctor)
 
 
 @commands.command()

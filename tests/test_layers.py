@@ -14,7 +14,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("models", "sources", "calibration"),
     ("backends",),
     ("quantize", "engine"),
-    ("evaluate", "bench", "serve"),
+    ("evaluate", "bench", "serve", "doctor"),
     ("calibrate", "candidate", "completion", "judgement", "llm", "pipeline"),
     ("cli", "cli_bench", "cli_calibrate", "cli_options", "cli_traceback"),
 )
@@ -22,6 +22,8 @@ ROW_OF = {name: row for row, names in enumerate(ROWS) for name in names}
 SIBLINGS_APART = {"quantize", "engine"}
 RUNTIME = ("formats", "models", "backends", "engine")
 RUNTIME_MAY_IMPORT = {"quantpipe", "torch", "numpy", "safetensors", "tokenizers", "triton"}
+# On a machine with a GPU that has no more than these, the GPU check runs; transformers it compares with if it is there.
+DOCTOR_MAY_IMPORT = {*RUNTIME_MAY_IMPORT, "click", "rich", "yaml", "transformers"}
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 
 
@@ -55,3 +57,12 @@ def test_runtime_needs_few_libraries(part: str) -> None:
     for path in (PACKAGE / part).rglob("*.py"):
         roots = {name.split(".")[0] for name in imports(path)} - set(sys.stdlib_module_names)
         assert roots <= RUNTIME_MAY_IMPORT, f"{path.relative_to(PACKAGE)} imports {roots - RUNTIME_MAY_IMPORT}"
+
+
+def test_doctor_needs_little_more_than_the_runtime() -> None:
+    for path in (PACKAGE / "doctor").rglob("*.py"):
+        found = list(imports(path))
+        roots = {name.split(".")[0] for name in found} - set(sys.stdlib_module_names)
+        assert roots <= DOCTOR_MAY_IMPORT, f"{path.relative_to(PACKAGE)} imports {roots - DOCTOR_MAY_IMPORT}"
+        parts = {name.split(".")[1] for name in found if name.startswith("quantpipe.")}
+        assert parts <= {*RUNTIME, "doctor", "errors", "cache"}, f"{path.relative_to(PACKAGE)} imports {parts}"

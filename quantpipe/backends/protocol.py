@@ -73,6 +73,19 @@ class BatchInput:
         return self.positions_T.clamp(max=self.num_sinks + window - 1)
 
 
+@dataclass(frozen=True)
+class DecodeLimits:
+    """The steps in which sequences decode that an engine may ever ask for, one new token of each sequence.
+
+    ``max_blocks`` are those of one sequence's block table; ``num_sinks`` and ``window`` as in ``BatchInput``.
+    """
+
+    max_num_seqs: int
+    max_blocks: int
+    num_sinks: int = 0
+    window: int | None = None
+
+
 class KVCache(Protocol):
     """Paged key and value storage of one engine, in a layout private to its backend."""
 
@@ -136,6 +149,13 @@ class Executor(Protocol):
 
     def kv_bytes_per_block(self, block_size: int, dtype: str) -> int: ...
 
+    def record_decodes(self, kv_cache: KVCache, limits: DecodeLimits) -> None:
+        """Get ready to run decode steps over ``kv_cache`` faster, at the cost of time and memory now.
+
+        Tokens stay what they are. A backend that launches nothing one by one has nothing to do.
+        """
+        ...
+
     def forward(self, batch: BatchInput, kv_cache: KVCache) -> Tensor:
         """Write this step's keys and values, and return float32 logits [R, V] of ``batch.logit_rows_R``."""
         ...
@@ -160,7 +180,15 @@ class Backend(Protocol):
     def name(self) -> str: ...
 
     def load(
-        self, folder: Path, activation_divisor: float, num_threads: int | None, activations: Activations = "int16"
+        self,
+        folder: Path,
+        activation_divisor: float,
+        num_threads: int | None,
+        activations: Activations = "int16",
+        memory_utilization: float | None = None,
     ) -> Executor:
-        """Load a model folder, ordinary or quantized. ArtifactError if damaged, QuantpipeError if unable."""
+        """Load a model folder, ordinary or quantized. ArtifactError if damaged, QuantpipeError if unable.
+
+        On a GPU the weights may take no more than ``memory_utilization`` of what is free: that is counted beforehand.
+        """
         ...

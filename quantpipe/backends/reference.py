@@ -17,7 +17,7 @@ from torch import Tensor
 
 from quantpipe.backends.activations import ACTIVATIONS
 from quantpipe.backends.most_likely import most_likely
-from quantpipe.backends.protocol import Activations, BatchInput, KVCache
+from quantpipe.backends.protocol import Activations, BatchInput, DecodeLimits, KVCache
 from quantpipe.backends.reference_kv_cache import ReferenceKVCache
 from quantpipe.formats.artifact import Artifact
 from quantpipe.formats.kv_mode import KV_MODES
@@ -77,6 +77,9 @@ class ReferenceExecutor:
         sizes = (shape.num_layers, shape.num_kv_heads, shape.head_dim)
         scales = read_kv_scales(self.folder, *sizes[:2]) if KV_MODES[dtype].needs_scales else None
         return ReferenceKVCache.allocate(num_blocks, block_size, dtype, *sizes, scales)
+
+    def record_decodes(self, kv_cache: KVCache, limits: DecodeLimits) -> None:
+        """Nothing: there is no launch to save."""
 
     @torch.no_grad()
     def forward(self, batch: BatchInput, kv_cache: KVCache) -> Tensor:
@@ -200,11 +203,16 @@ class ReferenceBackend:
     name = "reference"
 
     def load(
-        self, folder: Path, activation_divisor: float, num_threads: int | None, activations: Activations = "float32"
+        self,
+        folder: Path,
+        activation_divisor: float,
+        num_threads: int | None,
+        activations: Activations = "float32",
+        memory_utilization: float | None = None,
     ) -> ReferenceExecutor:
         """Read every weight. ArtifactError where the folder is damaged or of an unknown family.
 
-        ``activations`` has no bearing: under weight-only schemes they stay in float32.
+        ``activations`` has no bearing: under weight-only schemes they stay in float32; nor has ``memory_utilization``.
         """
         if num_threads is not None:
             torch.set_num_threads(num_threads)

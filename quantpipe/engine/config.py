@@ -39,6 +39,9 @@ class EngineConfig:
     besides the first ``sink_tokens`` of the sequence: KV blocks of what lies between are let go, so that generation
     goes on in constant memory, and ``max_model_len`` bounds the prompt alone.
 
+    With ``cuda_graphs`` a backend that runs on a GPU records its decode steps as the engine opens: they launch faster
+    then, for some seconds and some memory more. Backends on the CPU have nothing to record.
+
     ``speculative`` names a row of ``DRAFTERS``, or ``none``: at most ``num_draft_tokens`` guesses of what follows are
     checked in one step for each sequence, as far as there is room.
     """
@@ -65,6 +68,7 @@ class EngineConfig:
     window_tokens: int | None = None
     speculative: str = NO_DRAFTER
     num_draft_tokens: int = 4
+    cuda_graphs: bool = True
     num_threads: int | None = None
     activations: Activations = "int16"
     activation_divisor: float = 127.0

@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from quantpipe.backends import BACKENDS
-from quantpipe.backends.protocol import Executor
+from quantpipe.backends.protocol import DecodeLimits, Executor
 from quantpipe.engine.block_pool import BlockPool
 from quantpipe.engine.config import EngineConfig
 from quantpipe.engine.kv_cache import resolve_attention_window, resolve_max_model_len
@@ -81,6 +81,10 @@ class Engine:
             executor, config, kv_dtype, self.max_model_len, self._window, max_scored_rows
         )
         kv_cache = executor.allocate_kv_cache(num_blocks, config.block_size, kv_dtype)
+        if config.cuda_graphs:
+            most_blocks = self._window.most_blocks(None if self._window.is_endless else self.max_model_len)
+            limits = DecodeLimits(config.max_num_seqs, most_blocks, self._window.num_sinks, self._window.asked)
+            executor.record_decodes(kv_cache, limits)
         self.backend_notes = (*executor.notes, *kv_cache.notes)
         self._runner = ModelRunner(executor, kv_cache, self._window)
         self._pool = BlockPool(num_blocks)
@@ -111,7 +115,9 @@ class Engine:
         artifact = Artifact.open(folder)
         kv_dtype = _kv_dtype_of(artifact) if config.kv_dtype is None else config.kv_dtype
         backend = BACKENDS[config.backend]()
-        executor = backend.load(folder, config.activation_divisor, config.num_threads, config.activations)
+        executor = backend.load(
+            folder, config.activation_divisor, config.num_threads, config.activations, config.memory_utilization
+        )
         return cls(executor, config, kv_dtype, artifact.quick_digest)
 
     @property

@@ -79,19 +79,27 @@ def profile_steps(
     pool_tokens = memory.available_bytes() // executor.kv_bytes_per_block(block_size, kv_dtype) * block_size
     context_len = max(1, min(max_model_len, pool_tokens // config.max_num_seqs))
     chunk_len = min(config.max_num_batched_tokens, max_model_len)
-    memory.reset_peak()
     with torch.inference_mode():
+        memory.reset_peak()
         chunk = largest_batch(1, chunk_len, max_model_len, min(chunk_len, max_logit_rows), num_blocks, block_size)
         executor.forward(chunk, kv_cache)
+        chunk_peak_bytes = memory.peak_bytes()
         num_read = min(largest_decode(config), context_len, max(1, max_logit_rows // config.max_num_seqs))
         decode = largest_batch(config.max_num_seqs, num_read, context_len, num_read, num_blocks, block_size)
+        if executor.device.type == "cuda":
+            memory.reset_peak()
         executor.forward(decode, kv_cache)
-    peak_bytes = memory.peak_bytes()
+    decode_peak_bytes = memory.peak_bytes()
+    recorded_bytes = 0
+    if config.cuda_graphs and executor.device.type == "cuda":
+        # What a recorded decode computes with stays its own, and so do its logits.
+        logits_bytes = 4 * config.max_num_seqs * executor.description.vocab_size
+        recorded_bytes = max(0, decode_peak_bytes - memory.used_bytes()) + logits_bytes
     del kv_cache
     used_bytes = memory.used_bytes()
     return StepMemory(
-        activation_bytes=max(0, peak_bytes - used_bytes),
-        workspace_bytes=max(0, used_bytes - executor.weight_bytes),
+        activation_bytes=max(0, max(chunk_peak_bytes, decode_peak_bytes) - used_bytes),
+        workspace_bytes=max(0, used_bytes - executor.weight_bytes) + recorded_bytes,
     )
 
 

@@ -151,8 +151,8 @@ class EngineSection(Section):
 
     backend: Literal["cpu", "torch", "triton", "reference"] = "cpu"
     """What executes the model: `cpu` compiled kernels of its own, where the machine has a C++ compiler; `torch` torch's
-    operators; `triton` kernels on a CUDA GPU. `reference` is slow and plain: the specification that others are tested
-    against."""
+    operators; `triton` kernels on a CUDA GPU (docs/serving.md). `reference` is slow and plain: the specification that
+    others are tested against."""
     max_model_len: Count | None = None
     """Most tokens of one sequence, prompt and output. Absent: the model's own limit, at most 4096."""
     max_num_seqs: Count = 16

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from quantpipe.backends.most_likely import most_likely
-from quantpipe.backends.protocol import BatchInput
+from quantpipe.backends.protocol import BatchInput, DecodeLimits
 from quantpipe.engine import request
 from quantpipe.engine.sampler import sample
 from quantpipe.engine.sampling_params import SamplingParams
@@ -89,6 +89,9 @@ class FakeExecutor:
     def allocate_kv_cache(self, num_blocks: int, block_size: int, dtype: str) -> FakeKVCache:
         slots = torch.full((num_blocks * block_size,), -1)
         return FakeKVCache(num_blocks, block_size, dtype, slots)
+
+    def record_decodes(self, kv_cache: FakeKVCache, limits: DecodeLimits) -> None:
+        pass
 
     def forward(self, batch: BatchInput, kv_cache: FakeKVCache) -> Tensor:
         if self.fails:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quantpipe.backends.most_likely import most_likely
-from quantpipe.backends.protocol import BatchInput
+from quantpipe.backends.protocol import BatchInput, DecodeLimits
 from quantpipe.engine.config import EngineConfig
 from quantpipe.engine.engine import Engine
 from quantpipe.engine.request import SamplingParams
@@ -49,6 +49,9 @@ class FastExecutor:
 
     def allocate_kv_cache(self, num_blocks: int, block_size: int, dtype: str) -> SimpleNamespace:
         return SimpleNamespace(num_blocks=num_blocks, block_size=block_size, notes=(), copy_blocks=lambda copies: None)
+
+    def record_decodes(self, kv_cache: SimpleNamespace, limits: DecodeLimits) -> None:
+        pass
 
     def forward(self, batch: BatchInput, kv_cache: SimpleNamespace) -> Tensor:
         rows = batch.logit_rows_R

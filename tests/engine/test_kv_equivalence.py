@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from quantpipe.backends import BACKENDS
 from quantpipe.backends.most_likely import most_likely
-from quantpipe.backends.protocol import BatchInput
+from quantpipe.backends.protocol import BatchInput, DecodeLimits
 from quantpipe.backends.reference_kv_cache import ReferenceKVCache
 from quantpipe.engine.config import EngineConfig
 from quantpipe.engine.engine import Engine
@@ -62,6 +62,9 @@ class MadeUpModel:
     def allocate_kv_cache(self, num_blocks: int, block_size: int, dtype: str) -> ReferenceKVCache:
         scales = SCALES if KV_MODES[dtype].needs_scales else None
         return ReferenceKVCache.allocate(num_blocks, block_size, dtype, 1, NUM_KV_HEADS, HEAD_DIM, scales)
+
+    def record_decodes(self, kv_cache: ReferenceKVCache, limits: DecodeLimits) -> None:
+        pass
 
     def forward(self, batch: BatchInput, kv_cache: ReferenceKVCache) -> Tensor:
         key_TJD, value_TJD = keys_and_values(batch.token_ids_T, batch.positions_T)

@@ -20,9 +20,17 @@ class CpuBackend:
     name = "cpu"
 
     def load(
-        self, folder: Path, activation_divisor: float, num_threads: int | None, activations: Activations = "int16"
+        self,
+        folder: Path,
+        activation_divisor: float,
+        num_threads: int | None,
+        activations: Activations = "int16",
+        memory_utilization: float | None = None,
     ) -> NativeExecutor | CpuExecutor:
-        """Read every weight into its kernel's layout. ArtifactError where the folder is damaged or not known."""
+        """Read every weight into its kernel's layout. ArtifactError where the folder is damaged or not known.
+
+        ``memory_utilization`` has no bearing: RAM is accounted for once steps were measured.
+        """
         if num_threads is not None:
             torch.set_num_threads(num_threads)
         artifact = Artifact.open(folder)

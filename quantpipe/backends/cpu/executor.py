@@ -16,7 +16,7 @@ from quantpipe.backends.cpu.kernel_check import CpuLinear
 from quantpipe.backends.cpu.kv_cache import CpuKVCache
 from quantpipe.backends.cpu.rotation import Rotation
 from quantpipe.backends.most_likely import most_likely
-from quantpipe.backends.protocol import BatchInput, KVCache
+from quantpipe.backends.protocol import BatchInput, DecodeLimits, KVCache
 from quantpipe.formats.kv_mode import KV_MODES
 from quantpipe.formats.kv_scales import read_kv_scales
 from quantpipe.models.description import DecoderDescription, RopeSpec
@@ -113,6 +113,9 @@ class CpuExecutor:
         sizes = (shape.num_layers, shape.num_kv_heads, shape.head_dim)
         scales = read_kv_scales(self.folder, *sizes[:2]) if KV_MODES[dtype].needs_scales else None
         return CpuKVCache.allocate(num_blocks, block_size, dtype, *sizes, scales)
+
+    def record_decodes(self, kv_cache: KVCache, limits: DecodeLimits) -> None:
+        """Nothing: there is no launch to save."""
 
     @torch.no_grad()
     def forward(self, batch: BatchInput, kv_cache: KVCache) -> Tensor:

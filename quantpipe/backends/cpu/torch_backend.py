@@ -20,11 +20,17 @@ class TorchBackend:
     name = "torch"
 
     def load(
-        self, folder: Path, activation_divisor: float, num_threads: int | None, activations: Activations = "int16"
+        self,
+        folder: Path,
+        activation_divisor: float,
+        num_threads: int | None,
+        activations: Activations = "int16",
+        memory_utilization: float | None = None,
     ) -> CpuExecutor:
         """Read every weight into its kernel's layout. ArtifactError where the folder is damaged or not known.
 
-        ``activations`` has no bearing: under weight-only schemes they stay in floating point.
+        ``activations`` has no bearing, as they stay in floating point under weight-only schemes; nor has
+        ``memory_utilization``.
         """
         if num_threads is not None:
             torch.set_num_threads(num_threads)

@@ -17,7 +17,12 @@ class TritonBackend:
     name = "triton"
 
     def load(
-        self, folder: Path, activation_divisor: float, num_threads: int | None, activations: Activations = "int16"
+        self,
+        folder: Path,
+        activation_divisor: float,
+        num_threads: int | None,
+        activations: Activations = "int16",
+        memory_utilization: float | None = None,
     ) -> "TritonExecutor":
         """Read every weight into its kernel's layout on the GPU.
 
@@ -32,4 +37,4 @@ class TritonBackend:
             )
         from quantpipe.backends.triton.loading import load
 
-        return load(folder, activation_divisor)
+        return load(folder, activation_divisor, memory_utilization)

@@ -7,14 +7,15 @@ Shapes: T tokens, R rows whose logits are wanted, V vocabulary, H hidden_size (i
 D head_dim, I intermediate size, P pairs of dimensions that rope turns.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from quantpipe.backends.protocol import BatchInput, KVCache
+from quantpipe.backends.protocol import BatchInput, DecodeLimits, KVCache
+from quantpipe.backends.triton.graphs import RecordedDecodes, Replayed, recorder_for
 from quantpipe.backends.triton.kv_cache import TritonKVCache, token_bytes
 from quantpipe.backends.triton.linear import TritonLinear
 from quantpipe.backends.triton.ops.activation import gated, gated_quantized
@@ -24,7 +25,8 @@ from quantpipe.backends.triton.ops.attention_tile import Sight
 from quantpipe.backends.triton.ops.norm import rms_norm, rms_norm_quantized
 from quantpipe.backends.triton.ops.rope_kv import HeadNorm, Turns, rope_and_write
 from quantpipe.backends.triton.ops.sampling import most_likely
-from quantpipe.backends.triton.step import StepTensors, to_device
+from quantpipe.backends.triton.requirements import no_room_for_graphs, no_room_for_kv
+from quantpipe.backends.triton.step import StepTensors, to_device, to_host
 from quantpipe.formats.kv_mode import KV_MODES
 from quantpipe.formats.kv_scales import read_kv_scales
 from quantpipe.models.description import Activation, AttentionSpec, DecoderDescription, RopeSpec
@@ -82,6 +84,7 @@ class TritonExecutor:
     activation_divisor: float
     weight_bytes: int
     notes: tuple[str, ...]
+    recorded: list[RecordedDecodes] = field(default_factory=list)
 
     @property
     def device(self) -> torch.device:
@@ -109,15 +112,38 @@ class TritonExecutor:
         shape = self.description
         sizes = (shape.num_layers, shape.num_kv_heads, shape.head_dim)
         scales = read_kv_scales(self.folder, *sizes[:2]) if KV_MODES[dtype].needs_scales else None
-        return TritonKVCache.allocate(num_blocks, block_size, dtype, sizes, self.dtype, self.device, scales)
+        try:
+            return TritonKVCache.allocate(num_blocks, block_size, dtype, sizes, self.dtype, self.device, scales)
+        except torch.OutOfMemoryError:
+            needed_bytes = num_blocks * self.kv_bytes_per_block(block_size, dtype)
+            free_bytes, total_bytes = torch.cuda.mem_get_info(self.device)
+        raise no_room_for_kv(num_blocks, needed_bytes, free_bytes, total_bytes)
+
+    def record_decodes(self, kv_cache: KVCache, limits: DecodeLimits) -> None:
+        """Record decode steps over ``kv_cache``, in place of those that were recorded before."""
+        self.recorded.clear()
+        shape, kv = self.description, _own(kv_cache)
+        try:
+            recorder = recorder_for(self.device)
+            self.recorded.append(RecordedDecodes(limits, kv, self.run, shape.vocab_size, self.device, recorder))
+        except torch.OutOfMemoryError as error:
+            raise no_room_for_graphs(limits.max_num_seqs, error) from None
 
     def forward(self, batch: BatchInput, kv_cache: KVCache) -> Tensor:
         """Write this step's keys and values, and return float32 logits [R, V] on the host."""
-        return self._logits(batch, kv_cache).cpu()
+        replayed = self._replay(batch, kv_cache)
+        return to_host(self._logits(batch, kv_cache) if replayed is None else replayed.logits_nV)
 
     def forward_greedy(self, batch: BatchInput, kv_cache: KVCache) -> Tensor:
         """Write this step's keys and values, and return the most likely token of each row [R] on the device."""
-        return most_likely(self._logits(batch, kv_cache))
+        replayed = self._replay(batch, kv_cache)
+        return most_likely(self._logits(batch, kv_cache)) if replayed is None else replayed.token_ids_n.clone()
+
+    def _replay(self, batch: BatchInput, kv_cache: KVCache) -> Replayed | None:
+        """What a recorded step gives; None where there is none for this batch."""
+        for recorded in self.recorded:
+            return recorded.replay(batch, _own(kv_cache))
+        return None
 
     @torch.no_grad()
     def run(self, step: StepTensors, kv: TritonKVCache) -> Tensor:
@@ -142,11 +168,9 @@ class TritonExecutor:
         return self._normed_into(self.lm_head, self.final_norm, residual_RH, last_RH, torch.float32)
 
     def _logits(self, batch: BatchInput, kv_cache: KVCache) -> Tensor:
-        if not isinstance(kv_cache, TritonKVCache):
-            raise TypeError(f"the triton backend was given a {type(kv_cache).__name__}")
-        shape = self.description
+        shape, kv = self.description, _own(kv_cache)
         tile_len = tokens_per_tile(shape.num_heads, shape.num_kv_heads, shape.head_dim, self.dtype, self.device)
-        return self.run(to_device(batch, kv_cache.block_size, tile_len, self.device), kv_cache)
+        return self.run(to_device(batch, kv.block_size, tile_len, self.device), kv)
 
     def _turns(self, step: StepTensors, spec: AttentionSpec) -> LayerTurns:
         window, frequencies_P = step.layer_window(spec.window), self.frequencies[spec.rope]
@@ -209,6 +233,12 @@ class TritonExecutor:
         if step.chunks is not None:
             attend_chunks(query_THD, sink_query_THD, step.chunks, keys, values, turns.sight, scale, out_THD)
         return out_THD.flatten(1)
+
+
+def _own(kv_cache: KVCache) -> TritonKVCache:
+    if not isinstance(kv_cache, TritonKVCache):
+        raise TypeError(f"the triton backend was given a {type(kv_cache).__name__}")
+    return kv_cache
 
 
 def _normed(norm: Norm | None, x_TH: Tensor) -> Tensor:

@@ -141,13 +141,18 @@ def _build_part(
 ) -> _Part:
     scheme, bias_n = parts[0].scheme, _bias(parts, device)
     if scheme is None:
-        return _Dense(torch.cat([part.weight_NK.to(device, dtype) for part in parts]), bias_n)
-    weight_nK = torch.cat([part.weight_NK.to(device) for part in parts])
+        return _Dense(_side_by_side([part.weight_NK.to(device, dtype) for part in parts]), bias_n)
+    weight_nK = _side_by_side([part.weight_NK.to(device) for part in parts])
     scale_nG = torch.cat([scale.to(device) for part in parts for scale in _there(part.scale_NG)])
     if scheme.activation_bits is not None:
         return _Int8(pack_int8(weight_nK), scale_nG.float().flatten(), bias_n, activation_divisor)
     zeros = [zero.to(device) for part in parts for zero in _there(part.zero_NG)]
     return _WeightOnly(pack_weights(weight_nK, scale_nG, torch.cat(zeros) if zeros else None, scheme), bias_n)
+
+
+def _side_by_side(weights: list[Tensor]) -> Tensor:
+    """One below the other; a single one is not copied, so that a tied head stays the embedding."""
+    return weights[0] if len(weights) == 1 else torch.cat(weights)
 
 
 def _bias(parts: Sequence[LinearWeights], device: torch.device) -> Tensor | None:

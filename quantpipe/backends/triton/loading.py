@@ -20,6 +20,7 @@ from quantpipe.backends.triton.requirements import (
     num_processors,
     usable_device,
 )
+from quantpipe.backends.triton.weight_bytes import weight_bytes
 from quantpipe.errors import QuantpipeError
 from quantpipe.formats.artifact import Artifact
 from quantpipe.models import describe
@@ -27,7 +28,7 @@ from quantpipe.models.description import DecoderDescription, LayerDescription, L
 from quantpipe.models.weights import LinearWeights, check_tensors, load_embedding, load_linear, load_norm
 
 
-def load(folder: Path, activation_divisor: float) -> TritonExecutor:
+def load(folder: Path, activation_divisor: float, memory_utilization: float | None = None) -> TritonExecutor:
     """Every weight in its kernel's layout, after a check of all tensors. Refusals are as ``TritonBackend`` says."""
     device = usable_device()
     artifact = Artifact.open(folder)
@@ -36,23 +37,39 @@ def load(folder: Path, activation_divisor: float) -> TritonExecutor:
     check_decoder(description)
     for spec in description.linears():
         check_kernels(spec.scheme)
-    check_room(artifact, device)
+    dtype = compute_dtype(artifact.stored[description.embedding_name].spec.dtype, device)
+    check_room(folder, weight_bytes(description, artifact, dtype), device, memory_utilization)
     try:
-        return _Loader(artifact, description, device, activation_divisor).load()
+        return load_weights(artifact, description, device, dtype, activation_divisor)
     except torch.OutOfMemoryError as error:
         reason = str(error).split("\n", maxsplit=1)[0]
         raise QuantpipeError(f"{folder}: the weights do not fit into the GPU's memory: {reason}") from None
+
+
+def load_weights(
+    artifact: Artifact,
+    description: DecoderDescription,
+    device: torch.device,
+    dtype: torch.dtype,
+    activation_divisor: float,
+) -> TritonExecutor:
+    """Every weight in its kernel's layout, hidden states in ``dtype``; nothing is checked beforehand."""
+    return _Loader(artifact, description, device, dtype, activation_divisor).load()
 
 
 class _Loader:
     """What all parts of a model are loaded with."""
 
     def __init__(
-        self, artifact: Artifact, description: DecoderDescription, device: torch.device, activation_divisor: float
+        self,
+        artifact: Artifact,
+        description: DecoderDescription,
+        device: torch.device,
+        dtype: torch.dtype,
+        activation_divisor: float,
     ) -> None:
-        self.artifact, self.description, self.device = artifact, description, device
+        self.artifact, self.description, self.device, self.dtype = artifact, description, device, dtype
         self.activation_divisor = activation_divisor
-        self.dtype = compute_dtype(artifact.stored[description.embedding_name].spec.dtype, device)
 
     def load(self) -> TritonExecutor:
         description = self.description

@@ -1,11 +1,13 @@
 """What the kernels need of the machine and of a model; everything else is refused before anything is loaded."""
 
+from pathlib import Path
+
 import torch
 import triton
 
 from quantpipe.backends.triton.ops.norm import check_size
+from quantpipe.backends.triton.weight_bytes import WeightBytes
 from quantpipe.errors import QuantpipeError
-from quantpipe.formats.artifact import Artifact
 from quantpipe.models.description import AttentionSpec, DecoderDescription
 
 MIN_CAPABILITY = (8, 0)
@@ -56,25 +58,42 @@ def check_decoder(description: DecoderDescription) -> None:
         _check_heads(layer.attention)
 
 
-def check_room(artifact: Artifact, device: torch.device) -> None:
-    """QuantpipeError where the folder's weights are more than the GPU has left."""
-    if device.type != "cuda":
+def check_room(folder: Path, needed: WeightBytes, device: torch.device, memory_utilization: float | None) -> None:
+    """QuantpipeError where the weights are more than the share of the GPU's free memory that they may take."""
+    if device.type == "cuda":
+        check_fits(folder, needed, *torch.cuda.mem_get_info(device), memory_utilization)
+
+
+def check_fits(
+    folder: Path, needed: WeightBytes, free_bytes: int, total_bytes: int, memory_utilization: float | None
+) -> None:
+    """QuantpipeError where so many bytes are not to be had."""
+    share = 1.0 if memory_utilization is None else memory_utilization
+    usable_bytes = int(share * free_bytes)
+    if needed.peak_bytes <= usable_bytes:
         return
-    check_fits(str(artifact.folder), weight_file_bytes(artifact), *torch.cuda.mem_get_info(device))
+    part = "" if memory_utilization is None else f", of which engine.memory_utilization {share} leaves {usable_bytes:,}"
+    raise QuantpipeError(
+        f"{folder}: the weights take {needed.held_bytes:,} bytes on the GPU and loading them {needed.loading_bytes:,} "
+        f"more; of its {total_bytes:,} there are {free_bytes:,} free{part}; free some, or quantize to fewer bits"
+    )
 
 
-def check_fits(where: str, needed_bytes: int, free_bytes: int, total_bytes: int) -> None:
-    """QuantpipeError where so many bytes are not free."""
-    if needed_bytes > free_bytes:
-        raise QuantpipeError(
-            f"{where}: the weights take {needed_bytes:,} bytes, and of the GPU's {total_bytes:,} there are "
-            f"{free_bytes:,} free; free some, or quantize the model to fewer bits"
-        )
+def no_room_for_kv(num_blocks: int, needed_bytes: int, free_bytes: int, total_bytes: int) -> QuantpipeError:
+    """Why keys and values could not be given their memory."""
+    return QuantpipeError(
+        f"engine.kv_cache_memory: {num_blocks:,} KV blocks take {needed_bytes:,} bytes, and of the GPU's "
+        f"{total_bytes:,} there are {free_bytes:,} free; lower it, or engine.memory_utilization or max_num_seqs"
+    )
 
 
-def weight_file_bytes(artifact: Artifact) -> int:
-    """Bytes of all stored tensors. On the GPU they take as much, 3-bit weights excepted, which take 4 there."""
-    return sum(stored.place.num_bytes for stored in artifact.stored.values())
+def no_room_for_graphs(max_num_seqs: int, error: torch.OutOfMemoryError) -> QuantpipeError:
+    """Why decode steps could not be recorded."""
+    reason = str(error).split("\n", maxsplit=1)[0]
+    return QuantpipeError(
+        f"engine.cuda_graphs: recording decodes of {max_num_seqs} sequences takes more memory than is left ({reason}); "
+        "lower engine.max_num_seqs or what KV blocks take, or set cuda_graphs to false"
+    )
 
 
 def num_processors(device: torch.device) -> int:

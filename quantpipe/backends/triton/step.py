@@ -89,3 +89,13 @@ def _upload(parts: list[Tensor], device: torch.device) -> list[Tensor]:
         piece[: part.numel()] = part.flatten()
     pieces = torch.split(staged.to(device, non_blocking=True), sizes)
     return [piece[: part.numel()].view(part.shape) for part, piece in zip(parts, pieces, strict=True)]
+
+
+def to_host(logits_RV: Tensor) -> Tensor:
+    """The same in float32 on the host, in memory that the device writes to directly; waits until they are there."""
+    if logits_RV.device.type != "cuda":
+        return logits_RV.float().clone()
+    on_host_RV = torch.empty(logits_RV.shape, dtype=torch.float32, pin_memory=True)
+    on_host_RV.copy_(logits_RV.float(), non_blocking=True)
+    torch.cuda.current_stream(logits_RV.device).synchronize()
+    return on_host_RV

@@ -16,8 +16,10 @@ from quantpipe.backends.triton.requirements import (
     check_decoder,
     check_fits,
     compute_dtype,
-    weight_file_bytes,
+    no_room_for_graphs,
+    no_room_for_kv,
 )
+from quantpipe.backends.triton.weight_bytes import WeightBytes
 from quantpipe.engine.config import EngineConfig
 from quantpipe.engine.engine import Engine
 from quantpipe.errors import QuantpipeError
@@ -89,13 +91,25 @@ def test_norm_that_no_kernel_takes_is_refused(described: DecoderDescription) -> 
         check_decoder(dataclasses.replace(described, final_norm=wide))
 
 
-def test_weights_that_exceed_the_gpu_are_refused_before_they_are_loaded(tiny_llama: Path) -> None:
-    artifact = Artifact.open(tiny_llama)
-    needed = weight_file_bytes(artifact)
-    assert needed == sum(artifact.tensor(name).nbytes for name in artifact.stored)
-    check_fits("model", needed, needed, 2 * needed)
-    with pytest.raises(QuantpipeError, match=rf"^model: the weights take {needed:,} bytes, .* {needed - 1:,} free"):
-        check_fits("model", needed, needed - 1, 2 * needed)
+def test_weights_that_exceed_their_share_of_the_gpu_are_refused_before_they_are_loaded() -> None:
+    needed = WeightBytes(held_bytes=900, loading_bytes=100)
+    check_fits(Path("model"), needed, 1000, 4000, None)
+    check_fits(Path("model"), needed, 2000, 4000, 0.5)
+    with pytest.raises(QuantpipeError, match=r"model: the weights take 900 bytes .* 100 more; .* 4,000 .* 999 free; "):
+        check_fits(Path("model"), needed, 999, 4000, None)
+    with pytest.raises(QuantpipeError, match=r"1,998 free, of which engine.memory_utilization 0.5 leaves 999; free"):
+        check_fits(Path("model"), needed, 1998, 4000, 0.5)
+
+
+def test_memory_that_runs_out_is_told_in_one_line() -> None:
+    blocks = str(no_room_for_kv(1000, 5_000_000, 4_000_000, 9_000_000))
+    assert blocks.startswith("engine.kv_cache_memory: 1,000 KV blocks take 5,000,000 bytes, and of the GPU's 9,000,000")
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried 1 GiB.\nSee the documentation")
+    graphs = str(no_room_for_graphs(64, error))
+    assert graphs.startswith(
+        "engine.cuda_graphs: recording decodes of 64 sequences takes more memory than is left (CUDA"
+    )
+    assert "\n" not in blocks + graphs
 
 
 def test_gpu_computes_in_the_dtype_of_the_weights() -> None:

@@ -15,7 +15,7 @@ from quantpipe.backends.cpu.native.library import Library, load_library
 from quantpipe.backends.cpu.native.linears import LinearSettings
 from quantpipe.backends.cpu.native.plan import NativePlan, build_plan
 from quantpipe.backends.cpu.native.structures import Batch
-from quantpipe.backends.protocol import ACTIVATION_BITS, Activations, BatchInput, KVCache
+from quantpipe.backends.protocol import ACTIVATION_BITS, Activations, BatchInput, DecodeLimits, KVCache
 from quantpipe.formats.artifact import Artifact
 from quantpipe.formats.kv_mode import KV_MODES
 from quantpipe.formats.kv_scales import read_kv_scales
@@ -69,6 +69,9 @@ class NativeExecutor:
         sizes = (shape.num_layers, shape.num_kv_heads, shape.head_dim)
         scales = read_kv_scales(self.folder, *sizes[:2]) if KV_MODES[dtype].needs_scales else None
         return NativeKVCache(self.library, num_blocks, block_size, dtype, *sizes, scales)
+
+    def record_decodes(self, kv_cache: KVCache, limits: DecodeLimits) -> None:
+        """Nothing: there is no launch to save."""
 
     def forward(self, batch: BatchInput, kv_cache: KVCache) -> Tensor:
         """Write this step's keys and values, and return float32 logits [R, V]."""

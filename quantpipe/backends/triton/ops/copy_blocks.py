@@ -21,7 +21,9 @@ def copy_blocks(pool: Tensor, copies: Sequence[tuple[int, int]]) -> None:
     if not copies:
         return
     words_LBw = _as_words(pool)
-    sources_I, destinations_I = torch.tensor(copies, dtype=torch.int64).to(pool.device).unbind(1)
+    # From pinned memory, so that the host does not wait until what was launched before is done.
+    ids_I2 = torch.tensor(copies, dtype=torch.int64, pin_memory=pool.is_cuda).to(pool.device, non_blocking=True)
+    sources_I, destinations_I = ids_I2.unbind(1)
     sources_I, destinations_I = sources_I.contiguous(), destinations_I.contiguous()
     if {source for source, _ in copies}.isdisjoint(destination for _, destination in copies):
         _copy(words_LBw, words_LBw, sources_I, destinations_I)

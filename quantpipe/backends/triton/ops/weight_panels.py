@@ -51,6 +51,11 @@ class PackedWeights:
         return [self.panels_PNW, self.scale_GN, *([] if self.zero_GN is None else [self.zero_GN])]
 
 
+def values_in_word(scheme: WeightScheme) -> int:
+    """How many integers of a scheme a word of 32 bits holds."""
+    return 8 if scheme.bits <= 4 else 4
+
+
 def check_scheme(scheme: WeightScheme) -> None:
     """Raise QuantpipeError where no kernel takes the group size."""
     if scheme.group_size is not None and scheme.group_size % GROUP_UNIT:
@@ -63,7 +68,7 @@ def check_scheme(scheme: WeightScheme) -> None:
 def pack_weights(q_NK: Tensor, scale_NG: Tensor, zero_NG: Tensor | None, scheme: WeightScheme) -> PackedWeights:
     """Repack signed integers (int8), scales and zero points, on the device where they lie."""
     check_scheme(scheme)
-    values_per_word = 8 if scheme.bits <= 4 else 4
+    values_per_word = values_in_word(scheme)
     middle = 8 if scheme.bits <= 4 else 128
     # Columns that only fill the last panel are of no consequence: their activations are read as zero.
     stored_NK = (

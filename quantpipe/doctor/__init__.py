@@ -1,0 +1,1 @@
+"""What this machine can run, and whether its GPU computes what it should, and how fast."""
