@@ -91,8 +91,6 @@ def make_candidate(
     """
     folder = recipe.output / ARTIFACT_FOLDER
     model = open_checked(recipe, base)
-    if (shortage := _shortage(base)) is not None:
-        reporter.note(f"{shortage}: the artifact will be made, and refused unless there is more memory by then")
     calibration = calibrate(recipe, base, texts, reporter)
     fingerprint = _fingerprint(recipe, base, calibration)
     with _coverage_of_what_is_made(recipe.output):
@@ -103,6 +101,8 @@ def make_candidate(
             if calibration is not None:
                 write_manifest(recipe.output, calibration)
             return reused
+        if (shortage := _shortage(base)) is not None:
+            reporter.note(f"{shortage}: the artifact will be made, and refused unless there is more memory by then")
         quantization = _quantize(recipe, model, calibration, fingerprint, reporter)
     reporter.stage(f"write {folder}")
     withdraw_verdict(recipe.output)
