@@ -9,6 +9,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -21,9 +22,11 @@ from quantpipe.calibration import CalibrationSet
 from quantpipe.calibration.checks.leakage import EvalText
 from quantpipe.calibration.templates.renderer import Renderer
 from quantpipe.calibration.views.coverage import HeldOutIds
+from quantpipe.disk import disk_refusal
 from quantpipe.engine.config import EngineConfig
-from quantpipe.errors import ArtifactError, DataError, RecipeError
-from quantpipe.evaluate.parity import check_parity, require_parity
+from quantpipe.engine.device_memory import HostMemory
+from quantpipe.errors import ArtifactError, DataError, QuantpipeError, RecipeError
+from quantpipe.evaluate.parity import check_parity, memory_shortage, require_parity
 from quantpipe.formats.artifact import Artifact, verify
 from quantpipe.formats.artifact_writer import estimated_bytes, write_artifact
 from quantpipe.formats.digests import file_digest
@@ -86,40 +89,21 @@ def make_candidate(
     coverage of its set. Raises RecipeError and DataError before any long work where the recipe cannot be carried out. A
     run that was killed is taken up again.
     """
-    base_artifact = Artifact.open(base.folder)
-    if base_artifact.schemes and recipe.quantize is not None:
-        raise RecipeError(f"model: {base.folder} is quantized already; give the full-precision model")
     folder = recipe.output / ARTIFACT_FOLDER
-    _check_disk(recipe, base_artifact)
-    model = open_model(base.folder, recipe.model.trust_remote_code)
-    check_save(folder, model.base)
-    if recipe.quantize is not None:  # what cannot be quantized is refused before calibration
-        targets_of(recipe.quantize, model)
-        model.check_finite()
-        _check_lengths(recipe, model)
-        check_transforms(recipe.quantize, model)
-        if is_packed_apart(recipe):
-            check_documents_apart(model)
+    model = open_checked(recipe, base)
     calibration = calibrate(recipe, base, texts, reporter)
-    _report_coverage(recipe, base, model, calibration, held_out, reporter)
     fingerprint = _fingerprint(recipe, base, calibration)
-    reused = _reusable(folder, fingerprint)
-    if reused is not None:
-        reporter.note(f"unchanged since the last run: {folder}")
-        if calibration is not None:
-            write_manifest(recipe.output, calibration)
-        return reused
-    quantization = None
-    if recipe.quantize is not None:
-        names = [*(each.name for each in recipe.quantize.transforms), recipe.quantize.solver.name]
-        reporter.stage(f"quantize: {', '.join(names)} to {scheme_of(recipe.quantize.scheme).label}")
-        blocks = (None, None) if calibration is None else (calibration.token_ids, calibration.position_ids)
-        work = recipe.output / WORK_FOLDER
-        quantization = quantize_model(recipe.quantize, model, blocks[0], work, fingerprint, reporter, blocks[1])
-        for note in transform_notes(quantization.model.transformed):
-            reporter.note(note)
-        for line in layer_table(quantization.model).splitlines():
-            reporter.note(line)
+    with _coverage_of_what_is_made(recipe.output):
+        _report_coverage(recipe, base, model, calibration, held_out, reporter)
+        reused = _reusable(folder, fingerprint)
+        if reused is not None:
+            reporter.note(f"unchanged since the last run: {folder}")
+            if calibration is not None:
+                write_manifest(recipe.output, calibration)
+            return reused
+        if (shortage := _shortage(base)) is not None:
+            reporter.note(f"{shortage}: the artifact will be made, and refused unless there is more memory by then")
+        quantization = _quantize(recipe, model, calibration, fingerprint, reporter)
     reporter.stage(f"write {folder}")
     withdraw_verdict(recipe.output)
     if calibration is not None:
@@ -130,6 +114,56 @@ def make_candidate(
     parity = _check_parity(quantization, base, artifact, config, recipe, reporter)
     discard_work(recipe.output / WORK_FOLDER)
     return Candidate(artifact, parity, was_reused=False)
+
+
+def open_checked(recipe: Recipe, base: BaseModel) -> StreamedModel:
+    """The base model, opened; what of the recipe cannot be carried out on it is refused, before any row is read."""
+    base_artifact = Artifact.open(base.folder)
+    if base_artifact.schemes and recipe.quantize is not None:
+        raise RecipeError(f"model: {base.folder} is quantized already; give the full-precision model")
+    _check_disk(recipe, base_artifact)
+    model = open_model(base.folder, recipe.model.trust_remote_code)
+    check_save(recipe.output / ARTIFACT_FOLDER, model.base)
+    if recipe.quantize is not None:
+        targets_of(recipe.quantize, model)
+        model.check_finite()
+        _check_lengths(recipe, model)
+        check_transforms(recipe.quantize, model)
+        if is_packed_apart(recipe):
+            check_documents_apart(model)
+    return model
+
+
+@contextmanager
+def _coverage_of_what_is_made(output: Path) -> Iterator[None]:
+    """Within it a refusal takes the set's coverage away: nothing was made with the set.
+
+    It stays where the run can go on from where it ended, as after a full disk.
+    """
+    try:
+        yield
+    except QuantpipeError as error:
+        if disk_refusal(error) is None:
+            withdraw_coverage(output)
+        raise
+
+
+def _quantize(
+    recipe: Recipe, model: StreamedModel, calibration: CalibrationSet | None, fingerprint: str, reporter: Reporter
+) -> Quantization | None:
+    """Quantize ``model`` and tell what became of it; None where the recipe quantizes nothing."""
+    if recipe.quantize is None:
+        return None
+    names = [*(each.name for each in recipe.quantize.transforms), recipe.quantize.solver.name]
+    reporter.stage(f"quantize: {', '.join(names)} to {scheme_of(recipe.quantize.scheme).label}")
+    blocks = (None, None) if calibration is None else (calibration.token_ids, calibration.position_ids)
+    work = recipe.output / WORK_FOLDER
+    quantization = quantize_model(recipe.quantize, model, blocks[0], work, fingerprint, reporter, blocks[1])
+    for note in transform_notes(quantization.model.transformed):
+        reporter.note(note)
+    for line in layer_table(quantization.model).splitlines():
+        reporter.note(line)
+    return quantization
 
 
 def _write(
@@ -178,8 +212,8 @@ def _check_disk(recipe: Recipe, base: Artifact) -> None:
     free = shutil.disk_usage(existing).free
     if free < needed:
         raise DataError(
-            f"{existing}: {free / 1e9:.2f} GB free, the artifact and the work on it may need {needed / 1e9:.2f} GB; "
-            "free some space or choose another `output`"
+            f"output: {existing}: {free / 1e9:.2f} GB free, the artifact and the work on it may need "
+            f"{needed / 1e9:.2f} GB; free some space or choose another"
         )
 
 
@@ -280,6 +314,14 @@ def _calibration_record(calibration: CalibrationSet) -> dict[str, Any]:
     }
 
 
+def _shortage(base: BaseModel) -> str | None:
+    """Why there is too little memory for parity; None where it suffices, or the system does not tell of it."""
+    try:
+        return memory_shortage(Artifact.open(base.folder), HostMemory().available_bytes())
+    except QuantpipeError:
+        return None
+
+
 def _check_parity(
     quantization: Quantization | None,
     base: BaseModel,
@@ -289,6 +331,11 @@ def _check_parity(
     reporter: Reporter,
 ) -> tuple[ParityRow, ...]:
     """Measure parity, record it beside the artifact, and refuse an artifact that lacks it."""
+    if (shortage := _shortage(base)) is not None:
+        raise DataError(
+            f"{artifact.folder}: {shortage}; the artifact is written and unproved: run the same again where there is "
+            "more memory, with this output; its finished blocks are used again"
+        )
     reporter.stage("parity: simulated, reloaded by transformers" + (", served" if config is not None else ""))
     quantized = quantization.model if quantization is not None else QuantizedModel({}, ())
     trust = recipe.model.trust_remote_code

@@ -40,7 +40,7 @@ def read_recipe(path: Path, overrides: Sequence[str], needs_gate: bool = False) 
 
         definition = set_of_recipe(recipe)
         if isinstance(definition, SetDefinition):
-            require_files(definition.sources, definition.folder)
+            require_files(definition)
     return recipe
 
 

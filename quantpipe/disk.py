@@ -1,9 +1,12 @@
-"""A disk that takes no more, whichever library finds out: one line that names the file. Knows no formats."""
+"""A disk that takes no more, whichever library finds out: one line that names the file. And folders that stay empty.
+
+Knows no formats.
+"""
 
 import errno
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from quantpipe.errors import DataError, QuantpipeError
@@ -34,6 +37,18 @@ def writing(path: Path, again: str = "run it again") -> Iterator[None]:
         if refusal is None:
             raise
         raise DataError(f"{path}: {refusal} and {again}") from error
+
+
+@contextmanager
+def removing_empty(folder: Path) -> Iterator[None]:
+    """Within it ``folder`` and those above it may be made; what is new and still empty at the end is removed."""
+    new = [each for each in (folder, *folder.parents) if not each.exists()]
+    try:
+        yield
+    finally:
+        for each in new:
+            with suppress(OSError):  # it holds something, or was never made
+                each.rmdir()
 
 
 def disk_refusal(error: BaseException | str) -> str | None:

@@ -37,6 +37,10 @@ class ArtifactError(DataError):
     """A model folder does not hold what its configuration promises."""
 
 
+class UnservedError(ArtifactError):
+    """A model folder is sound, and of a kind that the bundled runtime does not serve."""
+
+
 class RequestError(QuantpipeError):
     """One request to the engine is malformed or can never be served; other requests are unharmed.
 
@@ -50,9 +54,14 @@ class RequestError(QuantpipeError):
         self.param = param
 
 
+def nearest(found: str, known: Iterable[str]) -> str | None:
+    """The name that ``found`` may be a misspelling of; None where none is near."""
+    return next(iter(difflib.get_close_matches(found, sorted(known), n=1, cutoff=0.6)), None)
+
+
 def suggest(found: str, known: Iterable[str]) -> str:
     """The tail of an error about an unknown name: ``; did you mean 'gptq'? (known: gptq, rtn)``."""
     names = sorted(known)
-    nearest = difflib.get_close_matches(found, names, n=1, cutoff=0.6)
-    hint = f"; did you mean '{nearest[0]}'?" if nearest else ""
+    meant = nearest(found, names)
+    hint = f"; did you mean '{meant}'?" if meant is not None else ""
     return f"{hint} (known: {', '.join(names) or 'none'})"

@@ -238,6 +238,12 @@ def _params_of_each(
         sampling_params = SamplingParams()
     if isinstance(sampling_params, SamplingParams):
         return [sampling_params] * num_prompts
+    for each in sampling_params if isinstance(sampling_params, list | tuple) else [sampling_params]:
+        if not isinstance(each, SamplingParams):
+            raise RequestError(
+                f"sampling_params: found {each!r}; give a quantpipe.SamplingParams, or a list with one for each prompt",
+                "sampling_params",
+            )
     if len(sampling_params) != num_prompts:
         raise RequestError(
             f"sampling_params: {len(sampling_params)} for {num_prompts} prompts; give one for all or one for each",

@@ -10,9 +10,9 @@ from pathlib import Path
 from quantpipe.calibrate.coverage.run_coverage import coverage_fact
 from quantpipe.calibrate.self_text.own_texts import OwnTexts, own_texts
 from quantpipe.candidate import Candidate, make_candidate
-from quantpipe.disk import GO_ON, writing
+from quantpipe.disk import GO_ON, removing_empty, writing
 from quantpipe.engine.config import EngineConfig
-from quantpipe.errors import ArtifactError, DataError
+from quantpipe.errors import ArtifactError, DataError, UnservedError
 from quantpipe.formats.artifact import Artifact
 from quantpipe.gate.judge import GateResult
 from quantpipe.judgement import (
@@ -25,6 +25,8 @@ from quantpipe.judgement import (
 )
 from quantpipe.models import describe
 from quantpipe.models.weights import check_tensors
+from quantpipe.quantize.model.architecture import check_architectures
+from quantpipe.quantize.model.loading import check_supported
 from quantpipe.recipe.gate_section import require_gate
 from quantpipe.recipe.lengths import check_length
 from quantpipe.recipe.lines import naming_lines
@@ -39,7 +41,7 @@ def run_recipe(recipe: Recipe, recipe_path: Path, cache_folder: Path, reporter: 
     Raises RecipeError at once for a recipe without limits to judge by.
     """
     require_gate(recipe)
-    with only_run(recipe.output), naming_lines(recipe):
+    with naming_lines(recipe), only_run(recipe.output):
         return _run(recipe, recipe_path, cache_folder, reporter)
 
 
@@ -61,7 +63,7 @@ def quantize_recipe(recipe: Recipe, cache_folder: Path, reporter: Reporter) -> C
 
     An earlier verdict under ``recipe.output`` is withdrawn when a new artifact is written.
     """
-    with only_run(recipe.output), naming_lines(recipe):
+    with naming_lines(recipe), only_run(recipe.output):
         base = _resolve(recipe, cache_folder, reporter)
         config: EngineConfig | None = engine_config(recipe)
         try:
@@ -103,24 +105,31 @@ def gate_folder(recipe: Recipe, artifact: Path) -> Path:
 
 @contextmanager
 def only_run(output: Path) -> Iterator[None]:
-    """Keep a second run out of ``output`` while this one lasts.
+    """Keep a second run out of ``output`` while this one lasts; one that makes nothing leaves no folder behind.
 
     Raises DataError where another run is there, or nothing can be written.
     """
+    with removing_empty(output), _locked(output), writing(output, GO_ON):
+        yield
+
+
+@contextmanager
+def _locked(output: Path) -> Iterator[None]:
     lock = output.with_name(f".{output.name}.lock")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         file = lock.open("w")
     except OSError as error:
-        raise DataError(f"{output}: cannot be written: {error.strerror}; choose another `output`") from error
+        is_below = isinstance(error, FileExistsError | NotADirectoryError)
+        reason = "it lies below a file" if is_below else error.strerror
+        raise DataError(f"output: {output} cannot be written: {reason}; choose another") from error
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise DataError(f"{output}: another run is writing here; wait for it or choose another `output`") from error
         try:
-            with writing(output, GO_ON):
-                yield
+            yield
         finally:
             lock.unlink(missing_ok=True)
 
@@ -192,7 +201,14 @@ def _resolve(recipe: Recipe, cache_folder: Path, reporter: Reporter) -> BaseMode
 def resolve_served(recipe: Recipe, cache_folder: Path, reporter: Reporter) -> BaseModel:
     """The base model; one that the runtime cannot serve is refused before any work."""
     base = _resolve(recipe, cache_folder, reporter)
-    _check_served(base)
+    try:
+        _check_served(base)
+    except UnservedError as error:
+        check_supported(base.folder, recipe.model.trust_remote_code)  # what cannot be quantized either says so
+        raise UnservedError(f"{error}; `quantpipe quantize` works on it, for another runtime") from error
+    except ArtifactError:
+        check_architectures(Artifact.open(base.folder))  # tensors of another kind of model are no damage
+        raise
     if recipe.evaluate is not None and recipe.evaluate.divergence is not None:
         check_windows(recipe, base, "evaluate.divergence.window_tokens", recipe.evaluate.divergence.window_tokens)
     return base

@@ -1,4 +1,5 @@
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 from quantpipe import candidate
 from quantpipe.candidate import make_candidate
 from quantpipe.engine.config import EngineConfig
+from quantpipe.engine.device_memory import HostMemory
 from quantpipe.errors import DataError, RecipeError
 from quantpipe.formats.artifact import Artifact
 from quantpipe.recipe.schema import CalibrationSection, Recipe
@@ -177,3 +179,24 @@ def test_sequences_longer_than_the_model_reads_are_refused_before_calibration(
 def test_a_finished_run_leaves_no_work_folder(base: BaseModel, tmp_path: Path, quiet: Reporter) -> None:
     make_candidate(recipe(base, tmp_path / "run"), base, CONFIG, quiet)
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["artifact", "parity.json"]
+
+
+def test_too_little_memory_for_parity_is_said_at_once_and_the_finished_blocks_are_kept(
+    base: BaseModel, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = recipe(base, tmp_path / "run")
+    with monkeypatch.context() as patched:
+        patched.setattr(HostMemory, "available_bytes", lambda _self: 1_000_000)
+        with pytest.raises(DataError) as caught:
+            make_candidate(asked, base, CONFIG, Reporter())
+    text = str(caught.value)
+    assert re.search(
+        r"parity needs about 0\.\d\d GB of memory \(.*\), and 0\.00 GB are available; the artifact is", text
+    )
+    assert "\n" not in text
+    told = capsys.readouterr().err
+    assert told.index("parity needs about") < told.index("quantize: rtn")
+    assert "parity: simulated" not in told
+    assert list((tmp_path / "run" / "work").iterdir())
+    assert not make_candidate(asked, base, CONFIG, Reporter(quiet=True)).was_reused
+    assert not (tmp_path / "run" / "work").exists()

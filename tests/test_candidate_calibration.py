@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from quantpipe import candidate
 from quantpipe.candidate import Candidate, make_candidate
 from quantpipe.errors import DataError, RecipeError
 from quantpipe.formats.artifact import Artifact
@@ -49,7 +50,7 @@ def make(tiny_llama: Path, tmp_path: Path, calibration: Path, quiet: Reporter) -
     """Makes a candidate under ``output``, with fields of the calibration and quantize sections replaced."""
     base = BaseModel(tiny_llama, str(tiny_llama), Artifact.open(tiny_llama).digest, is_dequantized=False)
 
-    def candidate(output: str = "run", asked: dict[str, Any] | None = None, **quantize: Any) -> Candidate:
+    def made(output: str = "run", asked: dict[str, Any] | None = None, **quantize: Any) -> Candidate:
         section = {"set": calibration, "num_sequences": 4, "sequence_length": 32} | (asked or {})
         method = {"solver": {"name": "gptq"}, "scheme": {"name": "w4a16", "group_size": 64}}
         recipe = {"version": 1, "name": "tiny", "model": {"source": str(tiny_llama)}, "calibration": section}
@@ -57,7 +58,7 @@ def make(tiny_llama: Path, tmp_path: Path, calibration: Path, quiet: Reporter) -
         parsed = Recipe.model_validate(recipe | rest | {"quantize": method | quantize})
         return make_candidate(parsed, base, None, quiet)
 
-    return candidate
+    return made
 
 
 def manifest_of(candidate: Candidate) -> dict[str, Any]:
@@ -215,3 +216,17 @@ def test_bits_given_by_sensitivity_are_on_record_and_reloaded_as_simulated(make:
     assert 4.8 < recorded["average_bits"] <= 5.0
     assert all(choice["kl"] > 0 for choice in recorded["allocation"])
     assert all(row.agrees for row in candidate.parity)
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_a_refusal_after_calibration_leaves_no_coverage_unless_the_run_can_go_on(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_full: bool
+) -> None:
+    def refuse(*_given: object) -> None:
+        raise DataError("no space left on the disk" if is_full else "solver gptq: activations are not finite")
+
+    monkeypatch.setattr(candidate, "quantize_model", refuse)
+    with pytest.raises(DataError):
+        make()
+    left = {path.name for path in (tmp_path / "run").glob("coverage*")}
+    assert left == ({"coverage.json", "coverage.md", "coverage-text.png"} if is_full else set())

@@ -218,7 +218,8 @@ def test_a_recipes_set_is_checked_with_it_down_to_missing_files(
     text = RECIPE.replace("rtn, scheme: w8a8", "gptq, scheme: w4a16")
     recipe.write_text(text + "calibration:\n  set:\n    sources: [{path: gone.csv}]\n")
     assert cli.run(["check", str(recipe)]) == 3
-    gone = f"{recipe.parent}/gone.csv: no such file; correct the path of source 'gone.csv'"
+    line = 1 + text.count("\n") + 2
+    gone = f"{recipe}:{line}:22: {recipe.parent}/gone.csv: no such file; correct the path of source 'gone.csv'"
     assert capsys.readouterr().err.strip() == gone
     (recipe.parent / "gone.csv").write_text("text\n")
     assert cli.run(["check", str(recipe)]) == 0

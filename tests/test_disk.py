@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from quantpipe.disk import GO_ON, disk_refusal, writing
+from quantpipe.disk import GO_ON, disk_refusal, removing_empty, writing
 from quantpipe.errors import DataError, RecipeError
 
 LIMIT_BYTES = 4096
@@ -83,6 +83,18 @@ def test_a_full_device_is_one_line_that_names_it(writer: str) -> None:
 )
 def test_what_is_full_is_told_by_number_and_by_text(error: BaseException | str, expected: str | None) -> None:
     assert disk_refusal(error) == expected
+
+
+def test_new_folders_that_stay_empty_are_removed_and_others_left(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    with pytest.raises(RecipeError), removing_empty(tmp_path / "there" / "a" / "b"):
+        (tmp_path / "there" / "a" / "b").mkdir(parents=True)
+        raise RecipeError("no")
+    assert list(tmp_path.rglob("*")) == [tmp_path / "there"]
+    with removing_empty(tmp_path / "new" / "b"):
+        (tmp_path / "new" / "b").mkdir(parents=True)
+        (tmp_path / "new" / "kept").touch()
+    assert sorted((tmp_path / "new").iterdir()) == [tmp_path / "new" / "kept"]
 
 
 def test_an_error_that_led_to_another_is_looked_at_too() -> None:

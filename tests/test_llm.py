@@ -127,6 +127,8 @@ def test_parameters_may_be_given_per_prompt(llm: LLM) -> None:
         (["a", ""], SamplingParams(n=5), r"prompts\[0\]: n: 5 samples exceed max_num_seqs 4"),
         (["a", [99_999]], PARAMS, r"prompts\[1\]: prompt: token id 99999 is outside the vocabulary"),
         (["a", "b"], [PARAMS], "sampling_params: 1 for 2 prompts; give one for all or one for each"),
+        (["a"], {"temperature": 1}, r"sampling_params: found {'temperature': 1}; give a quantpipe.SamplingParams"),
+        (["a", "b"], [PARAMS, 5], "sampling_params: found 5; give a quantpipe.SamplingParams"),
         (["a"], SamplingParams(stop=""), None),
         (["a"], SamplingParams(stop=["x", ""]), r"prompts\[0\]: stop: '' is not a text"),
         ([[1], 2], PARAMS, "prompts: token ids and whole prompts in one list"),

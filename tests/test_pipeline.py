@@ -1,6 +1,9 @@
+import shutil
 from pathlib import Path
 
 import pytest
+import transformers
+from architectures import MakeModel
 
 from quantpipe.errors import ArtifactError, DataError
 from quantpipe.pipeline import gate_artifact, only_run, quantization_facts, quantize_recipe, run_recipe
@@ -83,5 +86,37 @@ def test_a_second_run_into_the_same_output_is_refused(tmp_path: Path) -> None:
 
 def test_an_output_below_a_file_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(DataError, match="choose another `output`"), only_run(tmp_path / "file" / "run"):
+    with (
+        pytest.raises(DataError, match=r"^output: .* cannot be written: it lies below a file; choose another"),
+        only_run(tmp_path / "file" / "run"),
+    ):
         pass
+
+
+def test_a_model_that_is_quantized_and_not_served_is_sent_to_quantize(
+    tiny_llama: Path, tiny_model: MakeModel, tmp_path: Path, quiet: Reporter
+) -> None:
+    folder = Path(shutil.copytree(tiny_model("mixtral"), tmp_path / "mixtral"))
+    shutil.copy(tiny_llama / "tokenizer.json", folder)
+    with pytest.raises(ArtifactError) as caught:
+        run_recipe(recipe(folder, tmp_path / "run"), Path("r.yaml"), tmp_path / "cache", quiet)
+    text = str(caught.value)
+    assert text.startswith(
+        f"{folder}/config.json: model_type 'mixtral' is not served by the bundled runtime (it serves "
+    )
+    assert text.endswith("; `quantpipe quantize` works on it, for another runtime")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("held", ["BertForMaskedLM", "LlamaForSequenceClassification"])
+def test_a_model_that_is_neither_served_nor_quantized_is_not_sent_there(
+    tiny_llama: Path, tmp_path: Path, quiet: Reporter, held: str
+) -> None:
+    """The tensors of a classifier lack a head; that is no damage."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    config = transformers.BertConfig if held.startswith("Bert") else transformers.LlamaConfig
+    getattr(transformers, held)(config(vocab_size=64, **sizes)).save_pretrained(tmp_path / "model")
+    shutil.copy(tiny_llama / "tokenizer.json", tmp_path / "model")
+    with pytest.raises(ArtifactError, match=f"config.json: holds a {held}; supported are decoder-only language models"):
+        run_recipe(recipe(tmp_path / "model", tmp_path / "run"), Path("r.yaml"), tmp_path / "cache", quiet)
+    assert not (tmp_path / "run").exists()

@@ -17,6 +17,7 @@ from quantpipe.calibration import Budget, BuildContext, CalibrationSet, build_ca
 from quantpipe.calibration.checks.leakage import EvalText
 from quantpipe.calibration.definition.set_definition import SetDefinition, set_in, set_of_recipe
 from quantpipe.calibration.definition.sources import SelfSource
+from quantpipe.calibration.readers.files import require_files
 from quantpipe.calibration.samples.self_text import WriteText
 from quantpipe.calibration.stored.built import read_built
 from quantpipe.errors import RecipeError
@@ -123,6 +124,8 @@ def plan_of(asked: Asked, cache_folder: Path) -> Plan:
         definition = set_of_recipe(recipe)
     else:
         raise RecipeError("calibrate: no set; give its folder or set.yaml, or --recipe with a calibration section")
+    if isinstance(definition, SetDefinition):
+        require_files(definition)
     if section is None:
         section = CalibrationSection.model_validate({"set": asked.calibration_set, **changes})
     else:

@@ -14,6 +14,7 @@ from quantpipe.calibration.checks.leakage import MOST_SHOWN, EvalText
 from quantpipe.calibration.definition.set_definition import MANIFEST_NAME, set_of_recipe
 from quantpipe.calibration.stored.built import built_budget, equal_rows, read_built, read_manifest
 from quantpipe.calibration.stored.manifest import evaluation_digest, manifest_text
+from quantpipe.disk import removing_empty
 from quantpipe.errors import DataError, RecipeError
 from quantpipe.gate.record import write_text_atomically
 from quantpipe.judgement import engine_config
@@ -81,6 +82,11 @@ def build_context(
     recipe: Recipe, base: BaseModel, texts: Sequence[EvalText], reporter: Reporter
 ) -> Iterator[BuildContext]:
     """What surrounds a build of the recipe's set. Caches of libraries lie in its output, and are gone afterwards."""
+    with removing_empty(recipe.output):
+        yield from _context(recipe, base, texts, reporter)
+
+
+def _context(recipe: Recipe, base: BaseModel, texts: Sequence[EvalText], reporter: Reporter) -> Iterator[BuildContext]:
     cache = recipe.output / CACHE_FOLDER
     shutil.rmtree(cache, ignore_errors=True)  # of a run that was killed
     cache.mkdir(parents=True)

@@ -68,7 +68,7 @@ def build_calibration(
 def _endless(definition: SetDefinition, found: Survey) -> str:
     num_held = sum(len(pool) for pools in found.pools for pool in pools.values())
     return (
-        f"{definition.file}: {num_held:,} rows do not fill the budget, so nearly all are dropped (as duplicates, "
+        f"{definition.place}: {num_held:,} rows do not fill the budget, so nearly all are dropped (as duplicates, "
         "as too short for packing: truncate, by the cap on groups), and more do not fit in memory; lower "
         "calibration.num_sequences, or change near_duplicates, packing or max_group_frac"
     )

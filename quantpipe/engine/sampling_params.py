@@ -3,10 +3,11 @@
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from quantpipe.errors import RequestError
+from quantpipe.errors import RequestError, suggest
 
 MAX_LOGPROBS = 20
 MAX_PENALTY = 2.0  # of presence and frequency, either way
@@ -53,6 +54,13 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     prompt_logprobs_from: int = 1
+
+    def __new__(cls, *_values: Any, **settings: Any) -> "SamplingParams":
+        """Raise RequestError for a parameter that is not there, which a dataclass itself calls a TypeError."""
+        for name in settings:
+            if name not in cls.__dataclass_fields__:
+                raise RequestError(f"{name}: unknown sampling parameter{suggest(name, cls.__dataclass_fields__)}", name)
+        return super().__new__(cls)
 
 
 def check_params(params: SamplingParams, vocab_size: int) -> None:

@@ -7,6 +7,7 @@ Shapes: S sequences (one here), T positions of the probe, V vocabulary.
 """
 
 import gc
+import math
 from collections.abc import Sequence
 from contextlib import redirect_stderr
 from dataclasses import replace
@@ -41,11 +42,28 @@ SERVED_TOLERANCE = 1e-2
 NUDGE = 1e-6
 NOISE_FACTOR = 3.0
 
+# What transformers takes at its peak to load an artifact, for each byte that its weights have in float32.
+# Measured on Llamas of 92 million weights: 1.50 to 1.57, in w4a16 and w8a8, of bfloat16 and of float32.
+RELOADED_FRAC = 1.5
+FLOAT32_BYTES = 4
+
 PROBE_TEXT = (
     "Our support team answers within one working day. Please keep the order number at hand, so that we can look up "
     "your parcel at once.\n\ndef mean(values):\n    return sum(values) / len(values)\n\nThe river rises in the hills, "
     "crosses the plain and reaches the sea near an old harbour town. 您好,请问有什么可以帮您? 1, 2, 3, 5, 8, 13."
 )
+
+
+def memory_shortage(base: Artifact, available_bytes: int) -> str | None:
+    """Why parity of an artifact of ``base`` cannot be measured within ``available_bytes``; None where it can."""
+    num_weights = sum(math.prod(tensor.spec.shape) for tensor in base.stored.values())
+    needed = int(RELOADED_FRAC * FLOAT32_BYTES * num_weights)
+    if needed <= available_bytes:
+        return None
+    return (
+        f"parity needs about {needed / 1e9:.2f} GB of memory (transformers loads the artifact whole, in float32), and "
+        f"{available_bytes / 1e9:.2f} GB are available"
+    )
 
 
 def check_parity(

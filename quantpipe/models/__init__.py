@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from quantpipe.errors import ArtifactError, suggest
+from quantpipe.errors import UnservedError
 from quantpipe.formats.artifact import Artifact
 from quantpipe.models.description import DecoderDescription
 from quantpipe.models.gemma3 import describe_gemma3
@@ -23,10 +23,12 @@ FAMILIES: dict[str, Callable[[Artifact], DecoderDescription]] = {
 
 
 def describe(artifact: Artifact) -> DecoderDescription:
-    """The decoder of a model folder, by its ``model_type``. ArtifactError where the family is not known."""
+    """The decoder of a model folder, by its ``model_type``. UnservedError where no family here is of that type."""
     model_type = artifact.config.get("model_type")
     if model_type not in FAMILIES:
-        raise ArtifactError(
-            f"{artifact.folder}/config.json: unknown model_type '{model_type}'{suggest(str(model_type), FAMILIES)}"
+        known = ", ".join(sorted(FAMILIES))
+        raise UnservedError(
+            f"{artifact.folder}/config.json: model_type '{model_type}' is not served by the bundled runtime (it serves "
+            f"{known})"
         )
     return FAMILIES[str(model_type)](artifact)

@@ -6,7 +6,7 @@ A field this runtime cannot honour is an ArtifactError that names it; nothing is
 import json
 from typing import Any
 
-from quantpipe.errors import ArtifactError
+from quantpipe.errors import ArtifactError, UnservedError
 from quantpipe.formats.artifact import Artifact
 
 
@@ -34,9 +34,9 @@ def positive_number(artifact: Artifact, key: str, default: float) -> float:
 
 
 def require_value(artifact: Artifact, key: str, found: object, supported: object) -> None:
-    """Refuse a field whose value this runtime does not execute."""
+    """Raise UnservedError for a field whose value this runtime does not execute."""
     if found != supported:
-        raise ArtifactError(
+        raise UnservedError(
             f"{artifact.folder}/config.json: {key} {found!r} is not supported by this runtime (known: {supported!r})"
         )
 

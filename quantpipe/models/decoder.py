@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from quantpipe.errors import ArtifactError, suggest
+from quantpipe.errors import ArtifactError, UnservedError, suggest
 from quantpipe.formats.artifact import Artifact
 from quantpipe.models.config_fields import eos_token_ids, positive_number, required_int
 from quantpipe.models.description import (
@@ -65,7 +65,7 @@ def activation_of(artifact: Artifact, key: str = "hidden_act", default: str = "s
     found = str(artifact.config.get(key, default))
     if found not in ACTIVATIONS:
         where = f"{artifact.folder}/config.json"
-        raise ArtifactError(f"{where}: {key} '{found}' is not supported by this runtime{suggest(found, ACTIVATIONS)}")
+        raise UnservedError(f"{where}: {key} '{found}' is not supported by this runtime{suggest(found, ACTIVATIONS)}")
     return ACTIVATIONS[found]
 
 

@@ -13,8 +13,14 @@ from quantpipe.formats.artifact_writer import check_replaceable, companion_files
 
 
 def check_save(target: Path, base: Artifact) -> None:
-    """Raise DataError where an artifact of ``base`` cannot be written at ``target``, or would not load afterwards."""
-    check_replaceable(target)
+    """Raise DataError where an artifact of ``base`` cannot be written at ``target``, or would not load afterwards.
+
+    What is wrong with ``target`` begins with ``output``, the key of the recipe that it lies under.
+    """
+    try:
+        check_replaceable(target)
+    except DataError as error:
+        raise DataError(f"output: {error}") from error
     was_there = target.parent.exists()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -24,7 +30,7 @@ def check_save(target: Path, base: Artifact) -> None:
                 shutil.copyfile(path, Path(trial) / path.name)
             _check_loads(Path(trial), base.folder, [path.name for path in companions])
     except OSError as error:
-        raise DataError(f"{target}: cannot be written: {error.strerror or error}; choose another `output`") from error
+        raise DataError(f"output: {target}: cannot be written: {error.strerror or error}; choose another") from error
     finally:
         if not was_there:  # a run that is refused leaves nothing behind
             with suppress(OSError):

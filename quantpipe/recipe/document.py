@@ -5,7 +5,7 @@ Scalars follow YAML 1.2's core schema: ``no`` and ``on`` are text, ``1e-3`` is a
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,8 @@ class Problem:
     """Something wrong at ``path``: with its key (``at_key``) or with its value.
 
     ``place`` is where, if not where the document has ``path``; ``shown`` is the key path to print, if another.
+    ``is_unread``: the value could not be read, so nothing else is known of it. ``meant``: the key that this may be a
+    misspelling of. ``needs``: a part of the file that must be right for this to be said at all.
     """
 
     path: KeyPath
@@ -51,6 +53,14 @@ class Problem:
     at_key: bool = False
     place: Place | None = None
     shown: KeyPath | None = None
+    is_unread: bool = False
+    meant: KeyPath | None = None
+    needs: KeyPath | None = None
+
+    def below(self, path: KeyPath) -> "Problem":
+        """The same problem of the file in which what it was found in lies at ``path``."""
+        shown, meant, needs = (None if own is None else (*path, *own) for own in (self.shown, self.meant, self.needs))
+        return replace(self, path=(*path, *self.path), shown=shown, meant=meant, needs=needs)
 
 
 @dataclass
@@ -117,7 +127,7 @@ class Document:
         self.keys[path] = place
         self.values |= {(*path, *inner): place for inner in value.values}
         self.keys |= {(*path, *inner): place for inner in value.keys}
-        self.problems += value.problems
+        self.problems += [problem.below(path) for problem in value.problems]
 
     def _mapping_for(self, path: KeyPath, place: Place) -> dict[Any, Any] | None:
         """The mapping that holds the last key of ``path``, made where it was absent; None where it cannot be."""
@@ -175,6 +185,29 @@ def read_document(path: Path, what: str = "recipe") -> Document:
     return document
 
 
+def independent(written: Sequence[Problem], conflicts: Sequence[Problem]) -> list[Problem]:
+    """What is ``written`` wrongly, and of the ``conflicts`` those that do not follow from another problem."""
+    every = (*written, *conflicts)
+    unread = [problem.path for problem in written if problem.is_unread]
+
+    def follows(problem: Problem) -> bool:
+        if any(_is_in(problem.path, path) or _is_in(path, problem.path) for path in unread):
+            return True
+        needs = problem.needs
+        return needs is not None and any(_is_wrong(needs, other) for other in every if other is not problem)
+
+    return [*written, *(problem for problem in conflicts if not follows(problem))]
+
+
+def _is_wrong(part: KeyPath, problem: Problem) -> bool:
+    """Whether ``problem`` is with ``part``, or leaves it out by a misspelling."""
+    return _is_in(problem.path, part) or (problem.meant is not None and _is_in(problem.meant, part))
+
+
+def _is_in(path: KeyPath, part: KeyPath) -> bool:
+    return path[: len(part)] == part
+
+
 def value_at(data: Any, path: Sequence[str | int]) -> Any:
     """The value at ``path`` in nested mappings and lists; None where any part is absent."""
     for part in path:
@@ -220,11 +253,15 @@ def _convert(node: Any, path: KeyPath, document: Document, seen: set[int], place
     here = place or _place(document.name, node)
     document.values[path] = here
     if id(node) in seen:
-        document.problems.append(Problem(path, "aliases are not supported; write the value out", place=here))
+        where = document.keys.get(path, here)  # the node's own place is where the value is written out
+        text = "aliases are not supported; write the value out"
+        document.problems.append(Problem(path, text, place=where, is_unread=True))
         return None
     seen.add(id(node))
     if node.tag not in _PLAIN_TAGS and node.tag != "!":
-        document.problems.append(Problem(path, f"found the tag {node.tag}; write a plain value", place=here))
+        document.problems.append(
+            Problem(path, f"found the tag {node.tag}; write a plain value", place=here, is_unread=True)
+        )
         return None
     if isinstance(node, yaml.MappingNode):
         return dict(_pairs(node, path, document, seen, place))
@@ -233,7 +270,7 @@ def _convert(node: Any, path: KeyPath, document: Document, seen: set[int], place
     text = _joined_surrogates(node.value)
     if text is None:
         document.problems.append(
-            Problem(path, "found half of a surrogate pair; write the character itself", place=here)
+            Problem(path, "found half of a surrogate pair; write the character itself", place=here, is_unread=True)
         )
         return None
     return text if node.style is not None or node.tag == "!" else _scalar(text)
@@ -256,6 +293,9 @@ def _pairs(
         key = key_node.value
         if not isinstance(key_node, yaml.ScalarNode) or not isinstance(key, str):
             document.problems.append(Problem(path, "found a list or mapping as a key; keys are text", place=here))
+        elif key == "<<" and key_node.style is None:
+            text = "merge keys (<<) are not supported; write the keys out"
+            document.problems.append(Problem(path, text, place=here, is_unread=True))
         elif key in known:
             first = document.keys[(*path, key)]
             earlier = "" if first.is_override else f", first at line {first.line}"

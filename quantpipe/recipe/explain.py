@@ -7,7 +7,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from quantpipe.errors import suggest
+from quantpipe.errors import nearest, suggest
 from quantpipe.recipe.document import KeyPath, Problem, describe
 
 _TYPES = {
@@ -42,9 +42,11 @@ def explain(error: ErrorDetails, root: type[BaseModel]) -> Problem:
     if kind == "extra_forbidden":
         known = list(owner.model_fields) if owner is not None else []
         text = f"unknown key {str(path[-1])!r}{suggest(str(path[-1]), known)}"
-        return Problem(path, text, at_key=True, shown=path[:-1])
+        near = nearest(str(path[-1]), known)
+        meant = None if near is None else (*path[:-1], near)
+        return Problem(path, text, at_key=True, shown=path[:-1], meant=meant)
     if kind == "missing":
-        return Problem(path, f"missing; it is required: {_meaning(field)}", at_key=True)
+        return Problem(path, f"missing; it is required: {_meaning(field)}", at_key=True, needs=path)
     if kind == "union_tag_invalid":
         known = [tag.strip(" '") for tag in context["expected_tags"].split(",")]
         return Problem(path, f"unknown {_noun(path)} {context['tag']!r}{suggest(context['tag'], known)}")
@@ -55,7 +57,9 @@ def explain(error: ErrorDetails, root: type[BaseModel]) -> Problem:
     if kind == "value_error":
         return Problem(path, str(context["error"]))
     shown = f"{found:g}" if kind in _BOUNDS else describe(found)
-    return Problem(path, f"found {shown}; allowed: {_allowed(kind, context, error['msg'])}")
+    # an entry that is wrong itself is not counted
+    needs = path if kind == "too_short" else None
+    return Problem(path, f"found {shown}; allowed: {_allowed(kind, context, error['msg'])}", needs=needs)
 
 
 def _allowed(kind: str, context: Mapping[str, Any], message: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from quantpipe.errors import RecipeError
+from quantpipe.errors import DataError, RecipeError
 from quantpipe.recipe.document import KeyPath, Problem, value_at
 from quantpipe.recipe.schema import Recipe
 
@@ -19,11 +19,11 @@ _PART = re.compile(r"[a-z_]+|[0-9]+")
 
 @contextmanager
 def naming_lines(recipe: Recipe) -> Iterator[None]:
-    """Within it, a RecipeError that begins with a key path of ``recipe`` gets its ``file:line:column`` in front."""
+    """Within it, a refusal that begins with a key path of ``recipe`` gets its ``file:line:column`` in front."""
     try:
         yield
-    except RecipeError as error:
-        raise RecipeError(with_line(recipe, str(error))) from error
+    except (RecipeError, DataError) as error:
+        raise type(error)(with_line(recipe, str(error))) from error
 
 
 def with_line(recipe: Recipe, text: str) -> str:
@@ -35,7 +35,8 @@ def with_line(recipe: Recipe, text: str) -> str:
     if path[0] not in document.data:
         return text
     path = (*path, *_entry(value_at(document.data, path), head[2]))
-    return f"{document.place_of(Problem(path, text))}: {text}"
+    place = str(document.place_of(Problem(path, text)))
+    return f"--set {text}" if place == f"--set {head[1]}" else f"{place}: {text}"
 
 
 def _entry(values: Any, name: str | None) -> Sequence[int]:

@@ -30,15 +30,17 @@ def _calibration_problems(data: Mapping[str, Any]) -> Iterator[Problem]:
     if data.get("quantize") is None:
         if has_calibration and not is_evaluated_on:
             text = "nothing is quantized, so nothing is calibrated; remove it, or add a quantize section"
-            yield Problem(("calibration",), text, at_key=True)
+            yield Problem(("calibration",), text, at_key=True, needs=("quantize",))
         return
     readers = list(_data_readers(data))
     if not has_calibration:
         for path, reader in readers:
-            yield Problem(path, f"{reader} reads calibration data; add a calibration section")
+            text = f"{reader} reads calibration data; add a calibration section"
+            yield Problem(path, text, needs=("calibration",))
     elif not readers and not is_evaluated_on and _names_are_legal(data):
         solver = value_at(data, ("quantize", "solver", "name"))
-        yield Problem(("calibration",), f"solver {solver!r} reads no data; remove the calibration section", at_key=True)
+        text = f"solver {solver!r} reads no data; remove the calibration section"
+        yield Problem(("calibration",), text, at_key=True, needs=("quantize",))  # what is misspelt there may read data
 
 
 def reads_data(data: Mapping[str, Any]) -> bool:
@@ -114,7 +116,7 @@ def _transform_problems(data: Mapping[str, Any]) -> Iterator[Problem]:
             text = (
                 "transform 'k_smooth' helps a quantized KV cache, and kv_cache is auto; set it, or remove the transform"
             )
-            yield Problem(path, text)
+            yield Problem(path, text, needs=("quantize", "kv_cache"))
 
 
 def _stack_problems(data: Mapping[str, Any]) -> Iterator[Problem]:
@@ -151,7 +153,8 @@ def _solver_problems(data: Mapping[str, Any]) -> Iterator[Problem]:
         return
     if "correction_frac" in solver and solver.get("propagate") != "both":
         text = "only used with propagate: both; add that, or remove it"
-        yield Problem(("quantize", "solver", "correction_frac"), text, at_key=True)
+        path = ("quantize", "solver")
+        yield Problem((*path, "correction_frac"), text, at_key=True, needs=(*path, "propagate"))
     if solver.get("signed_scales") is True and value_at(data, ("quantize", "scheme", "symmetric")) is False:
         text = "an asymmetric scheme has zero points and gains nothing from negative scales; remove it"
         yield Problem(("quantize", "solver", "signed_scales"), text, at_key=True)
@@ -165,7 +168,7 @@ def _allocate_problems(data: Mapping[str, Any]) -> Iterator[Problem]:
     budgets = [key for key in ("average_bits", "max_bytes") if section.get(key) is not None]
     if len(budgets) != 1:
         found = "both average_bits and max_bytes" if budgets else "no budget"
-        yield Problem(path, f"found {found}; give one of average_bits and max_bytes", at_key=True)
+        yield Problem(path, f"found {found}; give one of average_bits and max_bytes", at_key=True, needs=path)
     low, high = (value_at(part, ("scheme", "name")) for part in (data["quantize"], section))
     if low in SCHEME_BITS and high in SCHEME_BITS and SCHEME_BITS[high] <= SCHEME_BITS[low]:
         text = f"scheme {high!r} has no more bits than quantize.scheme {low!r}; give one that has"

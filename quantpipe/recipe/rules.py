@@ -55,7 +55,8 @@ def _model_problems(data: Mapping[str, Any], folder: Path) -> Iterator[Problem]:
     except RecipeError:
         return  # reported where the value is validated
     if isinstance(source, PypiSource) and model.get("sha256") is None:
-        yield Problem(path, "a file from PyPI needs a digest; add model.sha256, the SHA-256 of the .gguf file")
+        text = "a file from PyPI needs a digest; add model.sha256, the SHA-256 of the .gguf file"
+        yield Problem(path, text, needs=("model", "sha256"))
     if isinstance(source, FolderSource) and not source.folder.is_dir():
         found = "is a file" if source.folder.exists() else "does not exist"
         yield Problem(path, f"{source.folder} {found}; give a model folder, a .gguf file or a hub id 'owner/name'")
@@ -94,7 +95,8 @@ def _holdout_problems(data: Mapping[str, Any]) -> Iterator[Problem]:
         return
     written = value_at(data, ("calibration", "set"))
     if value_at(data, ("calibration",)) is None:
-        yield Problem(path, "held-out rows come from the calibration set; add a calibration section, or give a text")
+        text = "held-out rows come from the calibration set; add a calibration section, or give a text"
+        yield Problem(path, text, needs=("calibration",))
     elif isinstance(written, Mapping) and written.get("holdout") is None:
         yield Problem(path, "the calibration set holds nothing out; add calibration.set.holdout: {frac: 0.1}")
 
@@ -116,7 +118,7 @@ def _window_problems(data: Mapping[str, Any]) -> Iterator[Problem]:
     num_sinks = value_at(data, ("engine", "sink_tokens"))
     if type(num_sinks) is int and num_sinks > 0 and value_at(data, ("engine", "window_tokens")) is None:
         text = "sinks stand before a window, and there is none; add engine.window_tokens"
-        yield Problem(("engine", "sink_tokens"), text, at_key=True)
+        yield Problem(("engine", "sink_tokens"), text, at_key=True, needs=("engine", "window_tokens"))
 
 
 def _memory_problems(data: Mapping[str, Any]) -> Iterator[Problem]:
@@ -142,7 +144,8 @@ def _gate_problems(data: Mapping[str, Any]) -> Iterator[Problem]:
             continue
         missing = _missing_for(name, metric, data)
         if missing is not None:
-            yield Problem(path, missing, at_key=True)
+            text, needs = missing
+            yield Problem(path, text, at_key=True, needs=needs)
         if isinstance(limit, Mapping) and len(limit) == 1:
             yield from _limit_problems(path, metric, *next(iter(limit.items())))
 
@@ -153,28 +156,29 @@ def _unknown_metric(name: str) -> str:
     return f"unknown metric {name!r}{suggest(name, known_metric_names())}"
 
 
-def _missing_for(name: str, metric: Metric, data: Mapping[str, Any]) -> str | None:
-    """What the recipe lacks to measure this metric well enough to judge it; None if nothing."""
+def _missing_for(name: str, metric: Metric, data: Mapping[str, Any]) -> tuple[str, KeyPath] | None:
+    """What the recipe lacks to measure this metric well enough to judge it, and where; None if nothing."""
     concurrency = concurrency_of(name)
     if concurrency is not None:
         bench = data.get("bench")
         if bench is None:
-            return f"measured by a bench; add a bench section with concurrency {concurrency}"
+            return f"measured by a bench; add a bench section with concurrency {concurrency}", ("bench",)
         measured = bench.get("concurrency", [1, 8]) if isinstance(bench, Mapping) else [concurrency]
         if isinstance(measured, list) and concurrency not in measured:
-            return f"bench.concurrency is {measured}; add {concurrency} to it"
+            return f"bench.concurrency is {measured}; add {concurrency} to it", ("bench", "concurrency")
         if value_at(bench, ("repeats",)) == 1:
-            return "one repeat gives no interval to judge; raise bench.repeats to 2 or more"
+            return "one repeat gives no interval to judge; raise bench.repeats to 2 or more", ("bench", "repeats")
     elif metric.unit == "count":
         return None
     elif data.get("evaluate") is None:
-        return f"measured on {metric.samples}; add an evaluate section"
+        return f"measured on {metric.samples}; add an evaluate section", ("evaluate",)
     elif metric.samples == "windows":
         if value_at(data, ("evaluate", "divergence")) is None:
-            return "measured on held-out text; add evaluate.divergence"
+            return "measured on held-out text; add evaluate.divergence", ("evaluate", "divergence")
         num_windows = value_at(data, ("evaluate", "divergence", "num_windows"))
         if isinstance(num_windows, int) and num_windows < metric.min_samples:
-            return f"judged on {metric.min_samples} windows or more; raise evaluate.divergence.num_windows"
+            text = f"judged on {metric.min_samples} windows or more; raise evaluate.divergence.num_windows"
+            return text, ("evaluate", "divergence", "num_windows")
     return None
 
 
@@ -230,6 +234,10 @@ def _output_problems(data: Mapping[str, Any], folder: Path) -> Iterator[Problem]
     output = absolute(text, folder)
     if output.is_file():
         yield Problem(("output",), f"{output} is a file; give a folder that may be written")
+        return
+    above = next((parent for parent in output.parents if parent.exists()), None)
+    if above is not None and not above.is_dir():
+        yield Problem(("output",), f"{output} lies below {above}, which is a file; give a folder that may be written")
         return
     inputs = [("the recipe", folder)]
     for path in (*SET_FOLDERS, TEXT_PATH):

@@ -20,7 +20,7 @@ from pydantic import (
 
 from quantpipe.errors import RecipeError
 from quantpipe.gate.judge import Limit
-from quantpipe.recipe.document import EACH, Document, describe, read_document
+from quantpipe.recipe.document import EACH, Document, describe, independent, read_document
 from quantpipe.recipe.explain import explain
 from quantpipe.recipe.model_source import FolderSource, GgufSource, absolute, parse_source
 from quantpipe.recipe.quantize_section import QuantizeSection
@@ -311,12 +311,13 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
         for short_path, key in SHORTHANDS.items():
             document.expand(short_path, key)
     origin = Origin(path.resolve().parent, document.text, tuple(overrides), document)
-    problems = [*document.problems, *find_conflicts(document.data, origin.folder)]
+    problems = list(find_conflicts(document.data, origin.folder))
     recipe = None
     try:
         recipe = Recipe.model_validate(document.data, context=origin)
     except ValidationError as error:
         problems += [explain(detail, Recipe) for detail in error.errors(include_url=False)]
+    problems = independent(document.problems, problems)
     if problems or recipe is None:
         raise RecipeError("\n".join(document.render(problems)))
     return recipe

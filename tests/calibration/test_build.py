@@ -81,7 +81,7 @@ def test_shortfall_is_refused_with_exact_counts(make_set: Make, make_tokenizer: 
     with pytest.raises(DataError) as caught:
         build_calibration(folder, make_tokenizer(), Budget(64, 100))
     assert str(caught.value) == (
-        f"{folder}/set.yaml: asked for 64 x 100 = 6,400 tokens; the set has 1,200 (12 x 100); lower "
+        f"{folder}/set.yaml:3:1: asked for 64 x 100 = 6,400 tokens; the set has 1,200 (12 x 100); lower "
         "calibration.num_sequences to 12, lower calibration.sequence_length, or set calibration.allow_shortfall: true"
     )
 
@@ -143,7 +143,7 @@ def test_bad_rows_are_all_named_before_anything_is_built(make_set: Make, make_to
 
 def test_source_without_rows_is_refused(make_set: Make, make_tokenizer: Make) -> None:
     folder = make_set([])
-    with pytest.raises(DataError, match=r"set.yaml: sources\[0\]: rows.jsonl gave no samples"):
+    with pytest.raises(DataError, match=r"set.yaml:5:11: sources\[0\]: rows.jsonl gave no samples"):
         build_calibration(folder, make_tokenizer(), Budget(1, 8))
 
 

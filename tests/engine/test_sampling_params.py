@@ -1,7 +1,9 @@
 """Every value that cannot be served is refused by the parameter's name, in one line."""
 
+import copy
 import dataclasses
 import math
+import pickle
 from typing import Any
 
 import numpy as np
@@ -76,3 +78,14 @@ def test_message_says_what_is_allowed() -> None:
         check_params(SamplingParams(logit_bias={40: 1.0}), VOCAB)
     with pytest.raises(RequestError, match=r"^frequency_penalty: 3 is outside \[-2, 2\]$"):
         check_params(SamplingParams(frequency_penalty=3), VOCAB)
+
+
+def test_a_parameter_that_is_not_there_is_named_with_the_nearest() -> None:
+    with pytest.raises(
+        RequestError, match=r"^temprature: unknown sampling parameter; did you mean 'temperature'\?"
+    ) as e:
+        SamplingParams(**{"temprature": 1.0})
+    assert e.value.param == "temprature"
+    params = SamplingParams(4, temperature=1.0)
+    for copied in (dataclasses.replace(params), copy.deepcopy(params), pickle.loads(pickle.dumps(params))):
+        assert copied == params

@@ -6,7 +6,7 @@ import torch
 
 from quantpipe.engine.config import EngineConfig
 from quantpipe.errors import ArtifactError
-from quantpipe.evaluate.parity import check_parity, mean_kl, require_parity
+from quantpipe.evaluate.parity import check_parity, mean_kl, memory_shortage, require_parity
 from quantpipe.formats.artifact import Artifact
 from quantpipe.formats.artifact_writer import QuantWeight, quantization_config, write_artifact
 from quantpipe.formats.scheme import WeightScheme, w4a16, w8a8
@@ -65,3 +65,13 @@ def test_divergence_of_equal_logits_is_zero_and_ignores_a_constant() -> None:
     logits = torch.randn(4, 7, generator=torch.Generator().manual_seed(0))
     assert mean_kl(logits, logits + 3) == pytest.approx(0, abs=1e-9)
     assert mean_kl(logits, logits * 2) > 0
+
+
+def test_memory_that_parity_takes_is_counted_in_float32_whatever_the_weights_are_stored_in(tiny_llama: Path) -> None:
+    base = Artifact.open(tiny_llama)
+    num_weights = sum(base.tensor(name).numel() for name in base.stored)
+    needed = int(6 * num_weights)
+    assert memory_shortage(base, needed) is None
+    shortage = memory_shortage(base, needed - 1)
+    assert shortage is not None
+    assert shortage.startswith(f"parity needs about {needed / 1e9:.2f} GB of memory")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from quantpipe.errors import ArtifactError
+from quantpipe.errors import ArtifactError, UnservedError
 from quantpipe.formats.artifact import Artifact
 from quantpipe.models import FAMILIES, describe
 from quantpipe.models.description import DecoderDescription
@@ -57,7 +57,8 @@ def test_damaged_generation_config_is_refused(make_folder: MakeFolder) -> None:
 
 
 def test_unknown_family_is_named_with_the_known_ones(make_folder: MakeFolder) -> None:
-    with pytest.raises(ArtifactError, match=r"unknown model_type 'lama'; did you mean 'llama'\? \(known: .*mistral"):
+    message = r"model_type 'lama' is not served by the bundled runtime \(it serves .*, llama, mistral, .*\)$"
+    with pytest.raises(UnservedError, match=message):
         description_of(make_folder({"model_type": "lama"}))
     assert {"llama", "mistral"} <= FAMILIES.keys()
 

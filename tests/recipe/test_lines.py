@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from quantpipe.errors import RecipeError
+from quantpipe.errors import DataError, RecipeError
 from quantpipe.pipeline import quantize_recipe, run_recipe
 from quantpipe.recipe.lines import naming_lines, with_line
 from quantpipe.recipe.schema import Recipe, load_recipe
@@ -51,6 +51,16 @@ def recipe(tiny_llama: Path, tmp_path: Path) -> Recipe:
 )
 def test_a_refusal_that_begins_with_a_key_gets_the_place_of_its_value(recipe: Recipe, text: str, place: str) -> None:
     assert with_line(recipe, text) == f"{recipe.folder}/{place}: {text}"
+
+
+def test_a_value_that_an_option_gave_is_named_once(recipe: Recipe) -> None:
+    changed = load_recipe(recipe.folder / "r.yaml", ["output=elsewhere"])
+    assert with_line(changed, "output: /x cannot be written") == "--set output: /x cannot be written"
+
+
+def test_refusals_of_data_keep_their_exit_code(recipe: Recipe) -> None:
+    with pytest.raises(DataError, match=r"r\.yaml:13:9: output: /x cannot be written$"), naming_lines(recipe):
+        raise DataError("output: /x cannot be written")
 
 
 @pytest.mark.parametrize("text", ["set.yaml:3:1: weight: found -1", "bench: is not written", "/a/b: is quantized"])

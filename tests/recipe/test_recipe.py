@@ -506,7 +506,7 @@ MISTAKES = {
     "alias": (
         "bench: {}",
         "bench: &b {}\nengine: *b",
-        "r.yaml:11:8: engine: aliases are not supported; write the value out",
+        "r.yaml:12:1: engine: aliases are not supported; write the value out",
     ),
     "tag": (
         "output: out",
@@ -531,9 +531,45 @@ def test_a_mistake_is_located_and_says_what_is_allowed(folder: Path, mistake: st
     assert written in RTN
     lines = problems(folder, RTN.replace(written, instead))
     wanted = expected.replace("FOLDER", str(folder))
-    assert any(line.startswith(wanted) for line in lines), lines
-    is_one_cause = mistake not in ("alias", "tag")
-    assert len(lines) == 1 or not is_one_cause, lines
+    (line,) = lines
+    assert line.startswith(wanted)
+
+
+@pytest.mark.parametrize(
+    ("written", "instead", "expected"),
+    [
+        ("solver: gptq", "solver: gtpq", "r.yaml:5:11: quantize.solver: unknown solver 'gtpq'; did you mean 'gptq'?"),
+        ("solver: gptq", "sovler: gptq", "r.yaml:5:3: quantize: unknown key 'sovler'; did you mean 'solver'?"),
+        ("solver: gptq", "<<: {solver: gptq}", "r.yaml:5:3: quantize: merge keys (<<) are not supported"),
+        ("quantize:", "quantise:", "r.yaml:4:1: unknown key 'quantise'; did you mean 'quantize'?"),
+        (
+            "quantize:",
+            "quantize: !!python/object:os.system",
+            "r.yaml:4:11: quantize: found the tag tag:yaml.org,2002:py",
+        ),
+        ("calibration:", "calibraton:", "r.yaml:15:1: unknown key 'calibraton'; did you mean 'calibration'?"),
+        ("evaluate:", "evalute:", "r.yaml:7:1: unknown key 'evalute'; did you mean 'evaluate'?"),
+        ("divergence:", "diverg:", "r.yaml:9:3: evaluate: unknown key 'diverg'; did you mean 'divergence'?"),
+        ("version: 1", "verison: 1", "r.yaml:1:1: unknown key 'verison'; did you mean 'version'?"),
+        (
+            "scheme: w4a16",
+            "scheme: w4a16\n  overrides: [{modules: ['re:*x'], scheme: w8a16}]",
+            "r.yaml:7:26: quantize.overrides[0].modules[0]: found 're:*x', not a regular expression",
+        ),
+    ],
+)
+def test_nothing_that_follows_from_a_mistake_is_reported(
+    folder: Path, written: str, instead: str, expected: str
+) -> None:
+    (line,) = problems(folder, GPTQ.replace(written, instead))
+    assert line.startswith(expected)
+
+
+def test_an_alias_hides_nothing_but_itself_and_what_needs_it(folder: Path) -> None:
+    text = GPTQ.replace("bench: {}", "bench: &b {}").replace("calibration: {set: set}", "calibration: *b")
+    first, second = problems(folder, text.replace("suite: suite", "suite: gone"))
+    assert "evaluate.suite: " in first
+    assert second == "r.yaml:15:1: calibration: aliases are not supported; write the value out"
 
 
 def test_all_mistakes_are_reported_at_once_in_reading_order(folder: Path) -> None:

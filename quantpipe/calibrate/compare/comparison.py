@@ -24,7 +24,7 @@ from quantpipe.calibrate.compare.comparison_texts import HeldOutText, Wanted, do
 from quantpipe.calibrate.recipe_blocks import calibrate
 from quantpipe.calibrate.self_text.own_texts import own_texts
 from quantpipe.calibration.checks.leakage import EvalText
-from quantpipe.candidate import make_candidate
+from quantpipe.candidate import make_candidate, open_checked
 from quantpipe.engine.engine import Engine
 from quantpipe.errors import RecipeError
 from quantpipe.evaluate.divergence import measure_divergence
@@ -65,9 +65,10 @@ def compare_sets(
     """
     sets = named_sets(folders)
     runs = runs_of(recipe, {name: definition.file for name, definition in sets.items()}, num_seeds)
-    with only_run(recipe.output / COMPARE_FOLDER), naming_lines(recipe):
+    with naming_lines(recipe), only_run(recipe.output / COMPARE_FOLDER):
         base = resolve_served(recipe, cache_folder, reporter)
         check_windows(recipe, base, "--window-tokens", wanted.window_tokens)
+        open_checked(runs[0].recipe, base)  # all runs ask for the same but for set and seed: refused before any is read
         output = recipe.output / COMPARE_FOLDER
         write = own_texts(base, engine_config(recipe), output, reporter)
         texts, held_out = domain_texts(sets, wanted, base.folder, write, reporter.progress)

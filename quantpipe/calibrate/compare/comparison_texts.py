@@ -11,6 +11,7 @@ from quantpipe.calibration.checks.leakage import EvalText
 from quantpipe.calibration.definition.set_definition import SetDefinition, set_in
 from quantpipe.calibration.held_out.held_out_rows import read_held_out
 from quantpipe.calibration.held_out.held_out_windows import SEVERAL
+from quantpipe.calibration.readers.files import require_files
 from quantpipe.calibration.samples.self_text import WriteText
 from quantpipe.engine.tokenizer import Tokenizer
 from quantpipe.errors import RecipeError
@@ -50,6 +51,7 @@ def named_sets(folders: Sequence[Path]) -> dict[str, SetDefinition]:
             raise RecipeError(f"--sets: {folder} holds blocks, which no seed changes; give the folder with set.yaml")
         if definition.name in sets:
             raise RecipeError(f"--sets: two sets are called '{definition.name}'; change `name` in one set.yaml")
+        require_files(definition)
         sets[definition.name] = definition
     if len(sets) < 2:
         raise RecipeError(f"--sets: found {len(sets)}; name at least two, separated by a comma")

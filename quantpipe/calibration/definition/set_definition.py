@@ -4,7 +4,7 @@ Reads no samples. The docstrings under the fields are the reference of the file 
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,7 +14,7 @@ from quantpipe.calibration.definition.mapping import Texts
 from quantpipe.calibration.definition.sources import AUTO, KINDS, RowKeys, Source
 from quantpipe.calibration.redaction.section import RedactSection
 from quantpipe.errors import DataError, RecipeError, suggest
-from quantpipe.recipe.document import Document, KeyPath, Problem, describe, read_document
+from quantpipe.recipe.document import Document, KeyPath, Problem, describe, independent, read_document
 from quantpipe.recipe.explain import explain
 from quantpipe.recipe.schema import Recipe
 from quantpipe.recipe.section import Section
@@ -87,12 +87,17 @@ class Header(Section):
 
 @dataclass(frozen=True)
 class SetDefinition:
-    """A checked set. ``folder`` is what the sources' paths are relative to, ``file`` where the set is written."""
+    """A checked set. ``folder`` is what the sources' paths are relative to, ``file`` where the set is written.
+
+    ``place`` (``file:line:column``) is where its sources are written, ``places`` where the path of each is.
+    """
 
     folder: Path
     file: Path
     header: Header
     sources: tuple[Source, ...]
+    place: str
+    places: tuple[str, ...]
 
     @property
     def name(self) -> str:
@@ -137,17 +142,22 @@ def set_from(data: Mapping[str, Any], folder: Path, document: Document, path: Ke
 
     Raises RecipeError listing every problem as ``file:line:column: key: ...``.
     """
-    problems, header = [] if path else list(document.problems), None
+    problems: list[Problem] = []
+    header = None
     try:
         header = Header.model_validate(dict(data))
     except ValidationError as error:
-        problems += [_below(path, explain(detail, Header)) for detail in error.errors(include_url=False)]
+        problems += [explain(detail, Header).below(path) for detail in error.errors(include_url=False)]
     written = data.get("sources")
     sources = dict(_sources(written if isinstance(written, list) else [], path, folder, problems))
-    problems += [_below(path, problem) for problem in _conflicts(header, sources, folder)]
+    problems += [problem.below(path) for problem in _conflicts(header, sources, folder)]
+    problems = independent([] if path else document.problems, problems)
     if problems or header is None:
         raise RecipeError("\n".join(document.render(problems)))
-    return SetDefinition(folder, Path(document.name), header, tuple(sources.values()))
+    here: KeyPath = (*path, "sources")
+    place = str(document.place_of(Problem(here, "", at_key=True)))
+    places = [document.place_of(Problem((*here, index, "path"), "")) for index in sources]
+    return SetDefinition(folder, Path(document.name), header, tuple(sources.values()), place, tuple(map(str, places)))
 
 
 def _sources(written: list[Any], path: KeyPath, folder: Path, problems: list[Problem]) -> Iterator[tuple[int, Source]]:
@@ -173,7 +183,7 @@ def _sources(written: list[Any], path: KeyPath, folder: Path, problems: list[Pro
             try:
                 yield index, KINDS[kind].model_validate(keys)
             except ValidationError as error:
-                problems += [_below(here, explain(detail, KINDS[kind])) for detail in error.errors(include_url=False)]
+                problems += [explain(detail, KINDS[kind]).below(here) for detail in error.errors(include_url=False)]
 
 
 def _with_kind(value: dict[str, Any]) -> dict[str, Any]:
@@ -183,12 +193,6 @@ def _with_kind(value: dict[str, Any]) -> dict[str, Any]:
     if "kind" in value:
         return value
     return next(({**value, "kind": kind} for key, kind in KIND_BY_KEY.items() if key in value), value)
-
-
-def _below(path: KeyPath, problem: Problem) -> Problem:
-    """A problem of one part as a problem of the whole file, where that part lies at ``path``."""
-    shown = None if problem.shown is None else (*path, *problem.shown)
-    return replace(problem, path=(*path, *problem.path), shown=shown)
 
 
 def _conflicts(header: Header | None, sources: Mapping[int, Source], folder: Path) -> Iterator[Problem]:

@@ -13,15 +13,22 @@ PATIENCE_ROWS = 200
 
 
 def check_columns(
-    columns: Sequence[str], source: FileSource | DatasetSource, where: str, are_data: Callable[[], bool] = lambda: False
+    columns: Sequence[str],
+    source: FileSource | DatasetSource,
+    where: str,
+    are_data: Callable[[], bool] | None = None,
 ) -> None:
     """Raise DataError where a table lacks a column that the source names.
 
-    ``are_data`` is asked then: whether ``columns`` are no names but a row, which an error must not show.
+    ``are_data`` is given where ``columns`` are the first row of a file, and asked whether they are no names but a row,
+    which an error must not show.
     """
     for name in _used(source):
         if name not in columns and name.split(".")[0] not in columns:
-            raise _missing("column", name, columns, source, where, are_data())
+            is_first_row = are_data is not None
+            is_data = are_data is not None and are_data()
+            found = there_are("column", name, columns, _used(source), is_first_row, is_data)
+            raise DataError(f"{where}: no column {name!r}; {found}")
 
 
 def with_fields(rows: Iterable[Row], source: FileSource, seen: SourceReading) -> Iterator[Row]:
@@ -44,19 +51,9 @@ def with_fields(rows: Iterable[Row], source: FileSource, seen: SourceReading) ->
         yield row
     missing = sorted(texts) or (sorted(others) if not seen.is_limited else [])
     if num_rows and missing:
-        raise _missing("field", missing[0], list(met), source, source.label)
+        found = there_are("field", missing[0], list(met), _used(source))
+        raise DataError(f"{source.label}: no field {missing[0]!r}; {found}")
 
 
 def _used(source: FileSource | DatasetSource) -> tuple[str, ...]:
     return (*source.fields.names, *source.other_names, *source.drop_columns)
-
-
-def _missing(
-    what: str,
-    name: str,
-    names: Sequence[str],
-    source: FileSource | DatasetSource,
-    where: str,
-    is_data: bool = False,
-) -> DataError:
-    return DataError(f"{where}: no {what} {name!r}; {there_are(what, name, names, _used(source), is_data)}")

@@ -89,7 +89,8 @@ def _header(record: Sequence[str], others: Records, file: Path, source: FileSour
     twice = sorted({name for name in names if name and names.count(name) > 1})
     if twice:
         first, second = [place for place, name in enumerate(names, start=1) if name == twice[0]][:2]
-        called = twice[0] if are_names(names, source.fields.names) else "the same (the file may lack its header)"
+        is_header = are_names(names, source.fields.names, is_first_row=True)
+        called = twice[0] if is_header else "the same (the file may lack its header)"
         raise DataError(f"{file}: columns {first} and {second} are called {called}; rename one")
     other = next((sign for sign in _DELIMITERS if sign != delimiter and sign in names[0]), None)
     if len(names) == 1 and other is not None and names[0] not in source.fields.names:

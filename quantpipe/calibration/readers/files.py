@@ -5,12 +5,13 @@ import gzip
 import hashlib
 import io
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from quantpipe.calibration.definition.sources import FileSource, Source
+from quantpipe.calibration.definition.set_definition import SetDefinition
+from quantpipe.calibration.definition.sources import FileSource
 from quantpipe.calibration.readers.gzip_bytes import GzipBytes
 from quantpipe.calibration.rows import FileRead, SourceReading
 from quantpipe.errors import DataError
@@ -40,15 +41,15 @@ def files_of(source: FileSource, folder: Path) -> list[Path]:
     return found
 
 
-def require_files(sources: Iterable[Source], folder: Path) -> None:
-    """Raise DataError, one line each, for sources whose files are not there."""
+def require_files(definition: SetDefinition) -> None:
+    """Raise DataError, one line each, for sources of a set whose files are not there."""
     problems = []
-    for source in sources:
+    for source, place in zip(definition.sources, definition.places, strict=True):
         try:
             if isinstance(source, FileSource):
-                files_of(source, folder)
+                files_of(source, definition.folder)
         except DataError as error:
-            problems.append(str(error))
+            problems.append(f"{place}: {error}")
     if problems:
         raise DataError("\n".join(problems))
 

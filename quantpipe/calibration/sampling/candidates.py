@@ -170,7 +170,7 @@ class Candidates:
         for index, tally in enumerate(self.tallies):
             num_refused = tally.bad[BY_TEMPLATE] + tally.bad[NOTHING_WRITTEN]
             if num_refused and not tally.num_rendered:
-                source = f"{self._definition.file}: sources[{index}]: {self._definition.sources[index].label}"
+                source = f"{self._definition.places[index]}: sources[{index}]: {self._definition.sources[index].label}"
                 rows = "1 row" if num_refused == 1 else f"{num_refused:,} rows"
                 raise DataError(f"{source}: no row survived the template ({rows} tried); {tally.first_refusal}")
 

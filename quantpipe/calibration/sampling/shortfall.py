@@ -20,7 +20,7 @@ def require_rows(definition: SetDefinition, num_left: Sequence[int], readings: S
             continue
         left = f": no row is left of {reading.num_rows:,}" if reading.num_rows else " gave no samples"
         why = f" ({counted(reading.dropped)})" if reading.dropped else ""
-        lines.append(f"{definition.file}: sources[{index}]: {source.label}{left}{why}; fill or remove it")
+        lines.append(f"{definition.places[index]}: sources[{index}]: {source.label}{left}{why}; fill or remove it")
     if lines:
         raise DataError("\n".join(lines))
 
@@ -57,16 +57,16 @@ def _too_few(definition: SetDefinition, selection: Selection, budget: Budget, nu
         asked = f"asked for {num_sequences} x {length} = {budget.num_tokens:,} tokens"
         there = f"the set has {num_there:,}"
     if num_built == 0 and num_there == 0:
-        return f"{definition.file}: {asked}; no row is left to use{why}; add samples"
+        return f"{definition.place}: {asked}; no row is left to use{why}; add samples"
     if num_built == 0:
         return (
-            f"{definition.file}: {asked}; {there}, less than one sequence{why}; "
+            f"{definition.place}: {asked}; {there}, less than one sequence{why}; "
             f"lower calibration.sequence_length to at most {num_there}{_cap_advice(total)}, or add samples"
         )
     if definition.header.packing != "truncate":
         there = f"{there} ({num_built} x {length}){why}"
     return (
-        f"{definition.file}: {asked}; {there}; lower calibration.num_sequences to {num_built}, lower "
+        f"{definition.place}: {asked}; {there}; lower calibration.num_sequences to {num_built}, lower "
         f"calibration.sequence_length{_cap_advice(total)}, or set calibration.allow_shortfall: true"
     )
 
@@ -79,9 +79,9 @@ def _short_sources(definition: SetDefinition, selection: Selection, drops: Drops
             continue
         why = f" after dropping rows: {counted(dropped)}" if counted(dropped) else ""
         yield (
-            f"{definition.file}: sources[{index}]: {source.label}: its weight of {source.weight:g} in {total_weight:g} "
-            f"asks for {asked:,} tokens, it has {held:,}{why}; lower its weight or the number of sequences"
-            f"{_cap_advice(dropped)}, or set calibration.allow_shortfall: true"
+            f"{definition.places[index]}: sources[{index}]: {source.label}: its weight of {source.weight:g} in "
+            f"{total_weight:g} asks for {asked:,} tokens, it has {held:,}{why}; lower its weight or the number of "
+            f"sequences{_cap_advice(dropped)}, or set calibration.allow_shortfall: true"
         )
 
 

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quantpipe.errors import ArtifactError, DataError
+from quantpipe.errors import ArtifactError, DataError, QuantpipeError
 from quantpipe.formats.artifact import Artifact
 from quantpipe.formats.artifact_writer import dtype_name
+from quantpipe.quantize.model.architecture import causal_config, check_causal, load_refusal
 from quantpipe.quantize.model.gpt2 import as_opt
 from quantpipe.quantize.model.structure import StoredNames, stored_names, unroll
 from quantpipe.quantize.targets.discover import DecoderBlocks, find_blocks
@@ -47,9 +48,9 @@ class StreamedModel:
     def open(cls, folder: Path, trust_remote_code: bool = False, attention: str = "sdpa") -> "StreamedModel":
         """Build the model of ``folder`` and read what lies outside its blocks; ``attention`` is transformers' name.
 
-        Raises ArtifactError where transformers does not know the model, or the folder lacks a parameter or stores it
-        in another shape; DataError where a weight outside the blocks is NaN or infinite; RecipeError where the model
-        has no decoder blocks.
+        Raises ArtifactError where the folder holds no decoder-only language model that transformers knows, lacks a
+        parameter, or stores it in another shape; DataError where a weight outside the blocks is NaN or infinite;
+        RecipeError where the model has no decoder blocks.
         """
         base = as_opt(Artifact.open(folder))
         module = _skeleton(base, trust_remote_code, attention)
@@ -193,21 +194,27 @@ class StreamedModel:
                 setattr(self.module.get_submodule(path), leaf, parameters[0])
 
 
+def check_supported(folder: Path, trust_remote_code: bool = False) -> None:
+    """Raise ArtifactError or RecipeError where ``folder`` holds a kind of model that is not quantized."""
+    find_blocks(_skeleton(as_opt(Artifact.open(folder)), trust_remote_code, attention="sdpa"))
+
+
 def _skeleton(base: Artifact, trust_remote_code: bool, attention: str) -> nn.Module:
     """The model of ``base`` with parameters on the meta device; buffers are computed, in float32."""
     from accelerate import init_empty_weights
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     try:
-        config = AutoConfig.from_pretrained(base.folder, local_files_only=True, trust_remote_code=trust_remote_code)
-        if config.model_type != base.config["model_type"]:
-            config = AutoConfig.for_model(**base.config)
+        config = causal_config(base, trust_remote_code)
         with init_empty_weights(include_buffers=False):
             module: nn.Module = AutoModelForCausalLM.from_config(
                 config, dtype=torch.float32, attn_implementation=attention, trust_remote_code=trust_remote_code
             )
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
-        raise ArtifactError(f"{base.folder}: transformers cannot load this model: {_first_line(error)}") from error
+    except QuantpipeError:
+        raise
+    except Exception as error:  # nearly any: code of each family computes with whatever config.json says
+        raise ArtifactError(f"{base.folder}: transformers cannot load this model: {load_refusal(error)}") from error
+    check_causal(module, base)
     return module.eval().requires_grad_(False)
 
 
@@ -215,7 +222,3 @@ def put_parameter(module: nn.Module, name: str, tensor: Tensor) -> None:
     """Replace a parameter by a new one that holds ``tensor``."""
     path, _, leaf = name.rpartition(".")
     module.get_submodule(path).register_parameter(leaf, nn.Parameter(tensor, requires_grad=False))
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from quantpipe.calibrate.compare.comparison import ComparedRun, compare_runs, runs_of
-from quantpipe.calibrate.compare.comparison_texts import HeldOutText
+from quantpipe.calibrate.compare.comparison import ComparedRun, compare_runs, compare_sets, runs_of
+from quantpipe.calibrate.compare.comparison_texts import HeldOutText, Wanted
 from quantpipe.errors import RecipeError
 from quantpipe.formats.artifact import Artifact
 from quantpipe.recipe.schema import Recipe
@@ -118,3 +118,31 @@ def test_what_was_measured_is_kept_until_the_candidate_or_the_texts_change(
     changed = compare_runs(recipe, runs, base, other, make, quiet)
     assert changed.runs[0].mean_kl != first.runs[0].mean_kl
     assert all(path.stat().st_mtime_ns != before for path, before in kept.items())
+
+
+@pytest.mark.parametrize(
+    ("window_tokens", "sequence_length", "message"),
+    [
+        (
+            2000,
+            32,
+            r"--window-tokens: 2,000 tokens are more than the 128 that the model reads \(engine\.max_model_len\)",
+        ),
+        (24, 5000, r"calibration\.sequence_length: 5,000 tokens are more than the 2,048 that the model reads"),
+    ],
+)
+def test_lengths_that_the_model_does_not_read_are_refused_before_a_set_is(
+    recipe: Recipe, tmp_path: Path, quiet: Reporter, window_tokens: int, sequence_length: int, message: str
+) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        source = "{kind: python_stdlib, content: topics}"
+        (tmp_path / name / "set.yaml").write_text(f"version: 1\nname: {name}\nsources: [{source}]\n")
+    assert recipe.calibration is not None
+    calibration = recipe.calibration.model_copy(update={"sequence_length": sequence_length})
+    asked = recipe.model_copy(update={"calibration": calibration, "output": tmp_path / "runs" / "one"})
+    # the text is looked for only after the lengths
+    wanted = Wanted({"gone": tmp_path / "gone.txt"}, 2, window_tokens)
+    with pytest.raises(RecipeError, match=message):
+        compare_sets(asked, [tmp_path / "a", tmp_path / "b"], 2, wanted, tmp_path / "cache", quiet)
+    assert not (tmp_path / "runs").exists()

@@ -81,3 +81,11 @@ def test_blocks_that_were_built_are_no_set_to_compare(tmp_path: Path) -> None:
     (built / "calibration.manifest.json").write_text("{}")
     with pytest.raises(RecipeError, match="holds blocks, which no seed changes"):
         named_sets([built, write_set(tmp_path / "a", "one")])
+
+
+def test_a_file_that_a_set_lacks_is_named_with_its_line(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "set.yaml").write_text(f"version: 1\nname: {name}\nsources: [{{path: gone.csv}}]\n")
+    with pytest.raises(DataError, match=r"a/set\.yaml:3:18: \S+/gone\.csv: no such file; correct the path"):
+        named_sets([tmp_path / "a", tmp_path / "b"])

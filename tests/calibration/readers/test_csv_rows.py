@@ -85,8 +85,11 @@ def test_a_column_beyond_the_interpreters_own_limit_is_read(tmp_path: Path) -> N
     [
         (b"", "is empty; a csv file begins with a row of column names"),
         (b"\n\n", "is empty; a csv file begins with a row of column names"),
-        (b"txet,n\na,1\n", "no column 'text'; there are: txet, n; did you mean 'txet'?"),
-        (b"a,b\nx,1\n", "no column 'text'; there are: a, b; correct the name in the set"),
+        (
+            b"txet,n\na,1\n",
+            "no column 'text'; there are: 2 columns (the file may lack its header); did you mean 'txet'?",
+        ),
+        (b"id,prompt,n\nx,y,1\n", "no column 'text'; there are: id, prompt, n; correct the name in the set"),
         (b"text,text\na,1\n", "columns 1 and 2 are called text; rename one"),
         (b"text;n\na;1\n", "the first row is one column with ';' in it; set delimiter to that"),
         (b"text\tn\na\t1\n", 'the first row is one column with "\\t" in it; set delimiter to that'),
@@ -126,6 +129,13 @@ def test_a_multi_line_row_with_a_broken_byte_is_one_bad_row(tmp_path: Path) -> N
         "a.csv:2: byte 4 of the row is not UTF-8; convert the file to UTF-8, or name its encoding: "
         "encoding: [utf-8, cp1252]"
     ]
+
+
+def test_a_first_row_of_words_that_may_be_data_is_not_shown(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        Reading(tmp_path, b"alice,diabetes\nbob,asthma\ncarla,migraine\n", "a.csv")
+    assert "no column 'text'; there are: 2 columns (the file may lack its header)" in str(caught.value)
+    assert "alice" not in str(caught.value)
 
 
 WORDS = b"refund,card\nclosed,card\nlimit,transfer\n"

@@ -59,7 +59,7 @@ def test_a_template_that_refuses_every_row_is_an_error_even_where_such_rows_are_
         build_calibration(folder, make_tokenizer(), Budget(4, 32), allow_shortfall=allow_shortfall)
     tried = "5" if num_rows == 5 else "1,000"
     assert re.fullmatch(
-        rf"\S+/set.yaml: sources\[0\]: rows.jsonl: no row survived the template \({tried} rows tried\); "
+        rf"\S+/set.yaml:5:11: sources\[0\]: rows.jsonl: no row survived the template \({tried} rows tried\); "
         r"\S+/rows.jsonl:\d+: the template refuses this sample: \S+/t.jinja:2: roles must alternate",
         str(caught.value),
     )

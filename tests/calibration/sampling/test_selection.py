@@ -61,8 +61,8 @@ def test_a_weighted_source_that_runs_dry_is_refused_by_name(tmp_path: Path, make
     with pytest.raises(DataError) as caught:
         build_calibration(folder, model, Budget(10, 100))
     assert str(caught.value) == (
-        f"{folder}/set.yaml: sources[1]: b: its weight of 1 in 2 asks for 500 tokens, it has 200; lower its weight or "
-        "the number of sequences, or set calibration.allow_shortfall: true"
+        f"{folder}/set.yaml:6:12: sources[1]: b: its weight of 1 in 2 asks for 500 tokens, it has 200; lower its "
+        "weight or the number of sequences, or set calibration.allow_shortfall: true"
     )
     built = build_calibration(folder, model, Budget(10, 100), allow_shortfall=True)
     assert used(built) == {"a": 800, "b": 200}
