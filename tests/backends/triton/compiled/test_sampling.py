@@ -1,4 +1,4 @@
-"""The search for the most likely token, and copies of blocks, compiled for each architecture."""
+"""The search for the most likely token compiled for each architecture."""
 
 import pytest
 import torch
