@@ -16,10 +16,11 @@ ATTENTION = "scaled_dot_product_attention"
 _MOST_SHOWN = 240
 
 
-def causal_config(base: Artifact, trust_remote_code: bool = False) -> Any:
-    """The transformers configuration of a decoder-only language model. Builds nothing.
+def causal_config(base: Artifact, trust_remote_code: bool = False, attention: str = "sdpa") -> Any:
+    """The transformers configuration of a decoder-only language model, to be run with ``attention``. Builds nothing.
 
-    Raises ArtifactError where config.json names any other kind of model, or one that transformers does not know.
+    Raises ArtifactError where config.json names any other kind of model, one that transformers does not know, or one
+    that it runs with no attention but "eager".
     """
     from transformers import AutoConfig
 
@@ -31,7 +32,7 @@ def causal_config(base: Artifact, trust_remote_code: bool = False) -> Any:
     if config.model_type != base.config["model_type"]:
         config = AutoConfig.for_model(**base.config)
     check_architectures(base)
-    _check_kind(config, where)
+    _check_kind(config, where, attention)
     return config
 
 
@@ -77,14 +78,14 @@ def _check_model_type(base: Artifact, where: str) -> None:
     raise ArtifactError(f"{where}: model_type {model_type!r} is unknown to transformers {__version__}{hint}")
 
 
-def _check_kind(config: Any, where: str) -> None:
+def _check_kind(config: Any, where: str, attention: str) -> None:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
     if config.is_encoder_decoder or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         kind = "an encoder beside the decoder" if config.is_encoder_decoder else "no causal language model"
         raise ArtifactError(f"{where}: model_type {config.model_type!r} has {kind}; {SUPPORTED}")
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    if not model_class._supports_sdpa:
+    if attention != "eager" and not model_class._supports_sdpa:
         raise ArtifactError(
             f"{where}: holds a {model_class.__name__}, which transformers does not run with {ATTENTION}; {SUPPORTED} "
             "with that attention"

@@ -205,7 +205,7 @@ def _skeleton(base: Artifact, trust_remote_code: bool, attention: str) -> nn.Mod
     from transformers import AutoModelForCausalLM
 
     try:
-        config = causal_config(base, trust_remote_code)
+        config = causal_config(base, trust_remote_code, attention)
         with init_empty_weights(include_buffers=False):
             module: nn.Module = AutoModelForCausalLM.from_config(
                 config, dtype=torch.float32, attn_implementation=attention, trust_remote_code=trust_remote_code
