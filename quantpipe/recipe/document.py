@@ -254,8 +254,8 @@ def _convert(node: Any, path: KeyPath, document: Document, seen: set[int], place
     document.values[path] = here
     if id(node) in seen:
         where = document.keys.get(path, here)  # the node's own place is where the value is written out
-        text = "aliases are not supported; write the value out"
-        document.problems.append(Problem(path, text, place=where, is_unread=True))
+        refusal = "aliases are not supported; write the value out"
+        document.problems.append(Problem(path, refusal, place=where, is_unread=True))
         return None
     seen.add(id(node))
     if node.tag not in _PLAIN_TAGS and node.tag != "!":
