@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from quantpipe.errors import EXIT_INTERNAL, EXIT_PASS, QuantpipeError
+from quantpipe.errors import EXIT_INTERNAL, EXIT_PASS, QuantpipeError, RecipeError
 
 if TYPE_CHECKING:
     import torch
@@ -26,8 +26,17 @@ if TYPE_CHECKING:
 def doctor(gpu_check: bool, only: tuple[str, ...], skip: tuple[str, ...], output: Path, fresh: bool) -> int:
     """Say what this machine has and can run. Exit code 0: all right; 1: something is broken, or a check failed."""
     if not gpu_check:
+        _refuse_options_of_the_check()
         return _tell_facts()
     return _check_gpu(only, skip, output, fresh)
+
+
+def _refuse_options_of_the_check() -> None:
+    """RecipeError where an option is given that has no meaning without ``--gpu-check``."""
+    context = click.get_current_context()
+    for name in ("only", "skip", "output", "fresh"):
+        if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
+            raise RecipeError(f"doctor: --{name} belongs to the GPU check; add --gpu-check")
 
 
 def _tell_facts() -> int:
@@ -57,8 +66,11 @@ def _check_gpu(only: tuple[str, ...], skip: tuple[str, ...], output: Path, fresh
     def tell(part: Part, result: PartResult) -> None:
         show_part(console, part.title, result)
 
-    is_right = run_parts(parts, device, Record(output, _identity(device), fresh), tell)
-    click.echo(f"{'all right' if is_right else 'FAILED'}: written to {output}")
+    record = Record(output, _identity(device), fresh)
+    is_right = run_parts(parts, device, record, tell)
+    was_run = any(record.parts[part.name].state != "absent" for part in parts)
+    verdict = "FAILED" if not is_right else "all right" if was_run else "nothing was checked"
+    click.echo(f"{verdict}: written to {output}")
     return EXIT_PASS if is_right else EXIT_INTERNAL
 
 

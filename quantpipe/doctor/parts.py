@@ -13,7 +13,7 @@ import torch
 from quantpipe.doctor.record import PartResult, Record, Row, State
 from quantpipe.errors import RecipeError, suggest
 
-NEEDS_GPU = "needs a GPU, and kernels are interpreted on the CPU here: not run"
+NEEDS_GPU = "needs a GPU, and kernels are interpreted on the CPU here"
 
 
 @dataclass(frozen=True)
@@ -104,12 +104,15 @@ PARTS: dict[str, Part] = {
 
 
 def chosen(only: Collection[str], skip: Collection[str]) -> list[Part]:
-    """The parts that are asked for, in their order. RecipeError for a name that is none."""
+    """The parts that are asked for, in their order. RecipeError for a name that is none, and where none is left."""
     for option, names in (("--only", only), ("--skip", skip)):
         for name in names:
             if name not in PARTS:
                 raise RecipeError(f"doctor: {option}: unknown part '{name}'{suggest(name, PARTS)}")
-    return [part for name, part in PARTS.items() if (not only or name in only) and name not in skip]
+    parts = [part for name, part in PARTS.items() if (not only or name in only) and name not in skip]
+    if not parts:
+        raise RecipeError("doctor: --skip: no part is left to run; name fewer")
+    return parts
 
 
 def run_part(part: Part, device: torch.device) -> PartResult:

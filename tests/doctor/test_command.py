@@ -64,6 +64,9 @@ def test_command_line_has_it_too_without_other_libraries() -> None:
     [
         (("--gpu-check", "--only", "kernel"), 2, "doctor: --only: unknown part 'kernel'; did you mean 'kernels'?"),
         (("--gpu-check", "--skip", "x"), 2, "doctor: --skip: unknown part 'x' (known: ceilings, "),
+        (("--gpu-check", "--only", "facts", "--skip", "facts"), 2, "doctor: --skip: no part is left to run"),
+        (("--only", "kernels"), 2, "doctor: --only belongs to the GPU check; add --gpu-check"),
+        (("--fresh",), 2, "doctor: --fresh belongs to the GPU check; add --gpu-check"),
         (("--gpu-cheque",), 2, "quantpipe.doctor: No such option"),
     ],
 )
@@ -83,6 +86,13 @@ def test_gpu_check_without_a_gpu_is_refused(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("engine.backend: 'triton' needs a CUDA GPU, and torch finds none")
     assert not (tmp_path / "check.json").exists()
+
+
+def test_parts_that_cannot_run_are_not_called_right(tmp_path: Path) -> None:
+    done = run(MODULE, "--gpu-check", "--only", "sweep", "--output", str(tmp_path / "c.json"), TRITON_INTERPRET="1")
+    assert done.returncode == 0
+    assert "nothing was checked: written to" in done.stdout
+    assert "all right" not in done.stdout
 
 
 def test_check_is_written_part_by_part_and_goes_on_from_there(tmp_path: Path) -> None:
