@@ -5,7 +5,7 @@ PIP_INSTALL = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-ch
 PYTEST_ARGS ?= -n 2
 PYTEST = OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(VENV)/bin/python -m pytest $(PYTEST_ARGS)
 
-.PHONY: demo test test-package test-interpreted test-compiled gpu-check check lint format clean
+.PHONY: demo test test-package test-interpreted test-compiled test-sanitized gpu-check check lint format clean
 
 demo: $(VENV)/.runtime-installed
 	$(VENV)/bin/quantpipe run recipes/quickstart.yaml
@@ -25,6 +25,11 @@ test-interpreted: $(VENV)/.dev-installed
 
 test-compiled: $(VENV)/.dev-installed
 	env -u TRITON_INTERPRET $(PYTEST) tests/backends/triton/compiled
+
+# The C++ kernels once more, compiled with the address and undefined-behaviour sanitizers. Not part of `test`: compiling
+# them so takes longer than the tests.
+test-sanitized: $(VENV)/.dev-installed
+	QUANTPIPE_TEST_SANITIZERS=1 $(PYTEST) -n 0 tests/backends/native/test_sanitizers.py
 
 # On a machine with a CUDA GPU: every kernel is checked and timed, in up to 8 minutes.
 gpu-check: $(VENV)/.dev-installed

@@ -2,7 +2,7 @@
 
 Takes minutes, so it is run on request only, by CI once:
 
-    QUANTPIPE_TEST_SANITIZERS=1 python -m pytest tests/backends/native/test_sanitizers.py
+    make test-sanitized
 """
 
 import os
