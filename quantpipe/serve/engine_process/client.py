@@ -45,7 +45,6 @@ class EngineClient:
         self.max_open_prompts = max_open_prompts
         self.stats = NO_STATS
         self.is_closed = False
-        self._facts: EngineFacts | None = None
         self._supervisor = EngineSupervisor(launch, opening, limits or WatchLimits(), self._receive, self._lose)
         self._submissions: dict[str, Submission] = {}  # by the name of the first prompt
         self._choices: dict[EngineSample, tuple[Submission, int]] = {}
@@ -55,9 +54,9 @@ class EngineClient:
     @property
     def facts(self) -> EngineFacts:
         """What is known of the engine, once it is open."""
-        if self._facts is None:
+        if self._supervisor.facts is None:
             raise QuantpipeError("engine: not open yet; this is a bug")
-        return self._facts
+        return self._supervisor.facts
 
     @property
     def max_model_len(self) -> int:
@@ -89,11 +88,10 @@ class EngineClient:
 
     async def open(self) -> None:
         """Wait until the model is loaded. Raises what ``Engine.open`` would; QuantpipeError for a process that died."""
-        self._facts = await self._supervisor.open()
+        await self._supervisor.open()
 
     async def start(self) -> None:
-        """Open the engine, unless that was done, and wait until it is warm. Raises as ``open`` does."""
-        await self.open()
+        """Open the engine and wait until it is warm, unless that was done. Raises as ``open`` does."""
         await self._supervisor.start()
 
     async def submit(self, jobs: Sequence[PromptJob]) -> Submission:

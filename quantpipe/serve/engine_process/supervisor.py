@@ -54,6 +54,7 @@ class EngineSupervisor:
         on_message: Callable[[FromEngine], None],
         on_lost: Callable[[str], None],
     ) -> None:
+        self.facts: EngineFacts | None = None  # of the engine that was loaded last
         self.failure: str | None = None
         self.num_restarts = 0
         self._launch = launch
@@ -87,23 +88,26 @@ class EngineSupervisor:
             self._launched = self._launch()
             self._process = self._launched[0]
 
-    async def open(self) -> EngineFacts:
-        """Wait until the first engine has loaded its model, and say what it is. Raises what it cannot be loaded for."""
+    async def open(self) -> None:
+        """Wait until the first engine has loaded its model. Raises what it cannot be loaded for."""
+        if self.facts is not None:
+            return
         if self._connection is None:
             await self._connect()
         connection = self._connection
         assert connection is not None, "just connected"
         try:
-            return await asyncio.shield(connection.opened)
+            self.facts = await asyncio.shield(connection.opened)
         except EngineEndedError:
             raise await self._ended_early(connection) from None
 
     async def start(self) -> None:
         """Wait until the first engine is ready, and watch it from then on."""
+        if self._tasks:
+            return
         await self.open()
         connection = self._connection
-        if self._tasks or connection is None:
-            return
+        assert connection is not None, "just opened"
         try:
             await asyncio.shield(connection.ready)
         except EngineEndedError:
@@ -200,6 +204,7 @@ class EngineSupervisor:
             await self._connect()
             connection = self._connection
             assert connection is not None, "just connected"
+            self.facts = await asyncio.shield(connection.opened)
             await asyncio.shield(connection.ready)
         except Exception as error:
             self.failure = f"the engine cannot be started again: {error}"

@@ -200,6 +200,21 @@ def test_a_first_engine_that_cannot_start_is_raised_and_not_tried_again(waits: l
             supervised(Launcher((messages, False)), never)
 
 
+def test_starting_again_what_was_started_changes_nothing_even_while_another_is_awaited(waits: list[float]) -> None:
+    launcher = Launcher(([OPENED, Ready()], True), ([Opened(EngineFacts(64))], True))
+
+    async def use(supervisor: EngineSupervisor) -> None:
+        await supervisor.start()
+        assert supervisor.facts == OPENED.facts
+        launcher.started[0].die()
+        await until(lambda: supervisor.failure is not None)
+        await supervisor.start()
+        await until(lambda: supervisor.facts == EngineFacts(64))
+        assert supervisor.state.word == "starting" and len(launcher.started) == 2
+
+    supervised(launcher, use)
+
+
 def test_stopping_ends_the_process_and_starts_no_other(waits: list[float]) -> None:
     launcher = Launcher(([OPENED, Ready()], True))
     lost: list[tuple[str, str]] = []
