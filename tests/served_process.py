@@ -5,8 +5,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from signal import Signals
+from signal import SIGKILL, Signals
 from types import TracebackType
 from typing import Self
 
@@ -99,7 +100,8 @@ class ServedProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, SIGKILL)  # the engine's, too: a stopped one would keep the pipes open
         self._process.communicate()
 
 

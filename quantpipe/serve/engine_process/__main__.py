@@ -1,9 +1,10 @@
 """``python -m quantpipe.serve.engine_process DESCRIPTOR``: an engine, for the process at the other end of a socket.
 
-It ends with that end, at once and whatever it is doing: nothing it holds outlives the requests. Signals to stop are
+It ends with that end, at once and whatever it is doing: nothing it holds outlives the front. Signals to stop are
 the front's to obey: a Ctrl-C, or a service manager, reaches both processes, and this one has streams to finish.
 """
 
+import ctypes
 import gc
 import os
 import signal
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 # The status of a process is not shown to anybody: the front is told why by message.
 SERVED, FAILED = 0, 1
+PR_SET_PDEATHSIG = 1
 
 
 def main(descriptor: int) -> NoReturn:
@@ -30,6 +32,8 @@ def main(descriptor: int) -> NoReturn:
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # held back since before this process was there
+    if sys.platform == "linux":  # stopped, or stuck in a library, it would not notice the end of the connection
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     gc.disable()  # nearly all that a start makes stays
     connection = socket.socket(fileno=descriptor)
     connection.set_inheritable(False)  # or a compiler that is started here would keep it open

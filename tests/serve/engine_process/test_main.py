@@ -14,8 +14,13 @@ import httpx
 import pytest
 from served_process import ServedProcess, is_running, until
 
+from quantpipe.serve.engine_process.launch import launch_engine
+
 STALLED_S, HUNG_S = 1.0, 3.0
 NUM_ONE_TOKEN = 600
+MOST_LEFT_BYTES = (
+    2560  # an output of these requests that is not taken is 3,700; the heap's own ups and downs reach 1,500
+)
 KB = 1024
 
 
@@ -51,7 +56,7 @@ def test_both_processes_sleep_while_nothing_is_asked(process: ServedProcess, htt
 
 def test_many_short_requests_leave_no_memory_behind(process: ServedProcess, http: httpx.Client) -> None:
     def ask(number: int) -> None:
-        prompt = [number % 250, number // 250]
+        prompt = [number % 250, number // 250] * 50
         assert complete(http, prompt=prompt, max_tokens=1, stream=number % 2 == 0).status_code == 200
 
     engine_pid = process.engine_pid
@@ -62,7 +67,7 @@ def test_many_short_requests_leave_no_memory_behind(process: ServedProcess, http
         list(pool.map(ask, range(NUM_ONE_TOKEN)))
     for pid, held in before.items():
         grown = resident_bytes(pid) - held
-        assert grown < NUM_ONE_TOKEN * KB, f"{grown / NUM_ONE_TOKEN:.0f} bytes for each request"
+        assert grown < NUM_ONE_TOKEN * MOST_LEFT_BYTES, f"{grown / NUM_ONE_TOKEN:.0f} bytes for each request"
 
 
 def test_kill_9_under_load_ends_every_request_and_the_next_engine_serves(
@@ -139,15 +144,24 @@ def test_one_that_goes_on_in_time_is_ready_again_and_has_lost_nothing(
     assert process.engine_pid == engine_pid
 
 
-def test_an_engine_does_not_outlive_its_front_whatever_either_does(served_folder: Path) -> None:
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_an_engine_does_not_outlive_its_front_whatever_it_does(served_folder: Path, is_stopped: bool) -> None:
     with ServedProcess(served_folder, is_endless=True) as process:
         body = {"model": "tiny", "prompt": "x", "max_tokens": 10**6, "ignore_eos": True, "stream": True}
         with httpx.stream("POST", f"{process.url}/v1/completions", json=body) as response:
             next(response.iter_lines())
             engine_pid = process.engine_pid
             assert engine_pid is not None
+            if is_stopped:
+                os.kill(engine_pid, signal.SIGSTOP)
             process.send_signal(signal.SIGKILL)
             until(lambda: not is_running(engine_pid), 2)
+
+
+def test_an_engine_ends_where_the_connection_does_though_it_has_nothing_to_say() -> None:
+    process, connection = launch_engine()
+    connection.close()
+    assert process.wait(30) == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
