@@ -14,7 +14,7 @@ from quantpipe.serve.engine_process.launch import Launch, launch_engine
 from quantpipe.serve.engine_process.messages import Abort, Accepted, Add, EngineFacts, FromEngine, Opening, Stepped
 from quantpipe.serve.engine_process.supervisor import EngineState, EngineSupervisor
 from quantpipe.serve.engine_process.watch import WatchLimits
-from quantpipe.serve.engine_process.wire import encode
+from quantpipe.serve.engine_process.wire import can_be_sent, encode
 from quantpipe.serve.submission import (
     AbortedError,
     EngineFailedError,
@@ -104,7 +104,7 @@ class EngineClient:
         try:
             framed = encode(Add(submission.request_ids, submission.jobs))
         except OverflowError:
-            raise RequestError("a whole number in the request has more than 64 bits; none of its fields may") from None
+            raise _beyond_64_bits(jobs) from None
         self._submissions[submission.request_ids[0]] = submission
         self._choices |= {sample: (submission, choice) for choice, sample in enumerate(submission.samples)}
         self._supervisor.send(framed)
@@ -174,3 +174,10 @@ class EngineClient:
     def _lose(self, reason: str) -> None:
         self.stats = NO_STATS
         self.end_all(EngineFailedError(reason))
+
+
+def _beyond_64_bits(jobs: Sequence[PromptJob]) -> RequestError:
+    """The refusal of prompts that cannot be sent, naming the first parameter that cannot."""
+    fields = [field for job in jobs for field in (("prompt", job.prompt_ids), *vars(job.params).items())]
+    param = next((name for name, value in fields if not can_be_sent(value)), None)
+    return RequestError(f"{param or 'the request'}: a whole number of more than 64 bits is in no range here", param)

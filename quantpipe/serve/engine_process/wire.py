@@ -21,6 +21,15 @@ def encode(*messages: ToEngine | FromEngine) -> bytes:
     return bytes(framed)
 
 
+def can_be_sent(value: object) -> bool:
+    """Whether no whole number in it has more than 64 bits."""
+    try:
+        _encoder.encode(value)
+    except OverflowError:
+        return False
+    return True
+
+
 class FrameBuffer:
     """Cuts a stream of bytes back into the payloads of messages."""
 

@@ -204,8 +204,14 @@ def test_a_number_that_no_message_can_carry_is_refused_and_leaves_nothing_behind
     make_engine: MakeEngine, with_client: WithClient
 ) -> None:
     async def use(client: EngineClient) -> None:
-        with pytest.raises(RequestError, match="64 bits"):
-            await client.submit([PromptJob((10**30,), SamplingParams())])
+        for param, job in (
+            ("prompt", PromptJob((10**30,), SamplingParams())),
+            ("max_tokens", PromptJob((1,), SamplingParams(max_tokens=10**30))),
+            ("stop_token_ids", PromptJob((1,), SamplingParams(stop_token_ids=(5, 10**30)))),
+        ):
+            with pytest.raises(RequestError, match="64 bits") as caught:
+                await client.submit([PromptJob((1,), SamplingParams()), job])
+            assert caught.value.param == param
         assert client.num_open_prompts == 0 and not client._choices
         assert await token_ids(await client.submit([PromptJob((4,), SamplingParams())])) == {0: [4]}
 
