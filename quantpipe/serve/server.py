@@ -1,28 +1,20 @@
-"""A served model folder as a process: start the engine's, bind, announce, and end gracefully on a signal."""
+"""A served model folder as two processes: the engine's, started here, and this one, which answers (``front``)."""
 
 import asyncio
-import gc
 import os
 import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import uvicorn
-
 from quantpipe.engine.tokenizer import Tokenizer
 from quantpipe.errors import DataError
-from quantpipe.serve.app import create_app
 from quantpipe.serve.engine_process.client import EngineClient
-from quantpipe.serve.engine_process.launch import STOP_SIGNALS
-from quantpipe.serve.engine_process.messages import EngineFacts, Opening
+from quantpipe.serve.engine_process.messages import Opening
 from quantpipe.serve.engine_process.watch import WatchLimits
-from quantpipe.serve.submission import UnavailableError
 
 DRAIN_S = 30.0
 BACKLOG = 2048
-# Beyond the drain: time for the last bytes to reach slow clients.
-FLUSH_S = 5.0
 
 
 def run_server(
@@ -72,6 +64,9 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 async def _serve(engine: EngineClient, folder: Path, host: str, port: int, model_name: str, drain_s: float) -> None:
+    # Imported here: the engine's process, launched before, imports and loads meanwhile.
+    from quantpipe.serve.front import answer
+
     try:
         opened, tokenizer = await asyncio.gather(
             engine.open(), asyncio.to_thread(Tokenizer.open, folder), return_exceptions=True
@@ -82,47 +77,6 @@ async def _serve(engine: EngineClient, folder: Path, host: str, port: int, model
             raise tokenizer
         with bind(host, port) as listener:
             await engine.start()
-            await _answer(engine, tokenizer, model_name, listener, drain_s)
+            await answer(engine, tokenizer, model_name, listener, drain_s)
     finally:
         await engine.stop()
-
-
-async def _answer(
-    engine: EngineClient, tokenizer: Tokenizer, model_name: str, listener: socket.socket, drain_s: float
-) -> None:
-    drains: list[asyncio.Task[None]] = []
-
-    async def drain() -> None:
-        await engine.drain(drain_s)  # until it is done, new requests are answered: with a 503
-        server.should_exit = True
-
-    def on_signal() -> None:
-        if drains:
-            engine.end_all(UnavailableError("the server was told to stop at once", "shutting_down"))
-        else:
-            drains.append(asyncio.create_task(drain()))
-
-    def on_ready() -> None:
-        # Here and not earlier, because uvicorn installs its own handlers first: its would drop what is in flight.
-        for signal_number in STOP_SIGNALS:
-            asyncio.get_running_loop().add_signal_handler(signal_number, on_signal)
-        gc.freeze()  # what is there now stays: no collection has to look at it again
-        gc.enable()
-        print(f"quantpipe: serving {model_name} on {_url(listener)} ({_engine_facts(engine.facts)})", flush=True)
-
-    app = create_app(engine, tokenizer, model_name, on_ready)
-    config = uvicorn.Config(
-        app, log_level="warning", access_log=False, backlog=BACKLOG, timeout_graceful_shutdown=int(FLUSH_S)
-    )
-    server = uvicorn.Server(config)
-    await server.serve(sockets=[listener])
-
-
-def _url(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _engine_facts(facts: EngineFacts) -> str:
-    shown = (f"backend {facts.backend}", f"kv {facts.kv_dtype}", f"max_model_len {facts.max_model_len}")
-    return ", ".join((*shown, *facts.notes))

@@ -79,7 +79,7 @@ class EngineClient:
         return sum(len(submission.unfinished) for submission in self._submissions.values())
 
     def launch(self) -> None:
-        """Start the process already, for it to import while others prepare. Needs no event loop."""
+        """Start the process, for it to load while others prepare. Needs no event loop."""
         self._supervisor.launch()
 
     def kill(self) -> None:

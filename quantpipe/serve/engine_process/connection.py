@@ -1,7 +1,6 @@
 """One life of an engine's process as its front sees it: loading, ready, gone. Knows asyncio; restarts nothing."""
 
 import asyncio
-import socket
 import subprocess
 from collections.abc import Callable
 
@@ -49,11 +48,6 @@ class EngineConnection(asyncio.Protocol):
     def is_ready(self) -> bool:
         """Whether the engine takes requests."""
         return self.ready.done() and self.ready.exception() is None and not self.lost.is_set()
-
-    async def connect(self, connection: socket.socket, opening: bytes) -> None:
-        """Take over the socket and send the message that says what to open."""
-        await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=connection)
-        self.send(opening)
 
     def send(self, framed: bytes) -> None:
         """Tell the engine; nothing happens where it is gone."""

@@ -83,10 +83,12 @@ class EngineSupervisor:
         return EngineState("failed" if is_gone else "starting", self.failure, 0.0, self.num_restarts)
 
     def launch(self) -> None:
-        """Start the first process, which waits for its orders but imports meanwhile. OSError where none can be had."""
-        if self._launched is None and self._connection is None:
-            self._launched = self._launch()
-            self._process = self._launched[0]
+        """Start a process, unless there is one, and tell it what to open. OSError where none can be had."""
+        if self._launched is not None or self._connection is not None:
+            return
+        self._launched = self._process, connection = self._launch()
+        with suppress(OSError):  # it has died already, which is noticed where somebody waits for it
+            connection.sendall(self._opening)
 
     async def open(self) -> None:
         """Wait until the first engine has loaded its model. Raises what it cannot be loaded for."""
@@ -145,7 +147,7 @@ class EngineSupervisor:
         assert self._launched is not None, "just launched"
         process, ours = self._launched
         connection = EngineConnection(process, self._receive, self._lose)
-        await connection.connect(ours, self._opening)
+        await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=ours)
         self._launched = None
         self._connection = connection
         self._watch = EngineWatch(self._limits.interval_s)
