@@ -3,11 +3,11 @@
     python bench/start_up.py MODEL ... --repeats 3
 
 Each start is a process of its own; folders take turns. The first of each folder is not counted, so that kernels are
-compiled and files lie in memory. Of memory, `anonymous` is the process's own; the others count mapped files as well.
+compiled and files lie in memory. Front and engine are two processes, which are counted together. Of memory, `anonymous`
+is their own; the others count mapped files as well, those that both have mapped twice.
 """
 
 import argparse
-import os
 import signal
 import statistics
 import subprocess
@@ -17,8 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from servers.process import cpu_s, family
+
 COLUMNS = ("model", "wall, s", "CPU, s", "peak, MB", "resident, MB", "anonymous, MB")
-TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 READY = "quantpipe: serving"
 
 
@@ -43,13 +44,18 @@ def start_once(folder: Path, options: Sequence[str]) -> Start:
         wall_s = time.monotonic() - started_s
         if not line.startswith(READY):
             raise SystemExit(f"{folder}: the server did not start")
-        process = Path("/proc") / str(server.pid)
-        times = (process / "stat").read_text().rpartition(")")[2].split()
-        memory = dict(entry.split(":", 1) for entry in (process / "status").read_text().splitlines())
+        pids = family(server.pid)
+        cpu_time_s = sum(map(cpu_s, pids))
+        memory = [_memory_mb(pid) for pid in pids]
         server.send_signal(signal.SIGTERM)
-    cpu_s = (int(times[11]) + int(times[12])) / TICKS_PER_S
-    kilobytes = [int(memory[name].split()[0]) for name in ("VmHWM", "VmRSS", "RssAnon")]
-    return Start(wall_s, cpu_s, *(1024 * number / 1e6 for number in kilobytes))
+    return Start(wall_s, cpu_time_s, *map(sum, zip(*memory, strict=True)))
+
+
+def _memory_mb(pid: int) -> tuple[float, ...]:
+    """Of one process: at its peak, resident, anonymous."""
+    lines = (Path("/proc") / str(pid) / "status").read_text().splitlines()
+    entries = dict(line.split(":", 1) for line in lines)
+    return tuple(1024 * int(entries[name].split()[0]) / 1e6 for name in ("VmHWM", "VmRSS", "RssAnon"))
 
 
 def main() -> None:

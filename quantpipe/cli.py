@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 EXIT_BROKEN_PIPE = 141  # as a shell reports a process that wrote to a closed pipe
 EXIT_TERMINATED = 143  # and one that was sent SIGTERM
+MOST_WAIT_S = 86_400.0  # a day
 
 
 class _TerminatedError(BaseException):
@@ -219,6 +220,27 @@ def verify(artifact: Path) -> int:
     help="Any other setting of the engine, such as max_prefill_chunk=128 (docs/serving.md). May be repeated.",
 )
 @click.option("--skip-verify", is_flag=True, help="Start without checking digests: faster for large models.")
+@click.option(
+    "--drain-s",
+    default=30.0,
+    show_default=True,
+    type=click.FloatRange(0, MOST_WAIT_S),
+    help="Seconds that open requests get to finish when the server is told to stop.",
+)
+@click.option(
+    "--stalled-s",
+    default=30.0,
+    show_default=True,
+    type=click.FloatRange(0, MOST_WAIT_S, min_open=True),
+    help="Seconds without progress of the engine after which the server is not ready.",
+)
+@click.option(
+    "--hung-s",
+    default=120.0,
+    show_default=True,
+    type=click.FloatRange(0, MOST_WAIT_S, min_open=True),
+    help="Seconds without progress after which the engine is killed and started again.",
+)
 def serve(
     artifact: Path,
     host: str,
@@ -240,10 +262,11 @@ def serve(
     activations: "Activations",
     engine_settings: tuple[str, ...],
     skip_verify: bool,
+    drain_s: float,
+    stalled_s: float,
+    hung_s: float,
 ) -> None:
     """Serve ARTIFACT over the OpenAI API until interrupted."""
-    from quantpipe.formats.digests import Hashing
-
     flags: dict[str, Any] = {
         "backend": backend,
         "kv_dtype": kv_dtype,
@@ -260,17 +283,13 @@ def serve(
         "num_threads": num_threads,
         "activations": activations,
     }
-    # Begun first: other cores read and hash the files while this one is busy with imports.
-    hashing = None if skip_verify else Hashing(artifact)
+    settings = flags | read_settings(engine_settings, flags)
     with _garbage_kept():
-        from quantpipe.engine.config import EngineConfig
-        from quantpipe.formats.artifact import require_intact
+        from quantpipe.serve.engine_process.watch import WatchLimits
         from quantpipe.serve.server import run_server
 
-        config = EngineConfig.of(flags | read_settings(engine_settings, flags))
-        if hashing is not None:
-            require_intact(artifact, hashing)
-        run_server(artifact, config, host, port, model_name)
+        limits = WatchLimits(stalled_s, hung_s)
+        run_server(artifact, settings, host, port, model_name, not skip_verify, drain_s, limits)
 
 
 @contextmanager

@@ -172,3 +172,62 @@ def test_servers_that_cannot_be_are_refused(tmp_path: Path) -> None:
             parse_server(option)
     with pytest.raises(SystemExit, match="a: ended with 3"):
         Server("a", f"{sys.executable} -c 'raise SystemExit(3)' {{port}}").start(tmp_path / "log")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("bench_modules")
+def test_cost_of_serving_is_measured_with_a_model_and_without(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [tiny_llama, "--text", ROOT / "README.md", "--concurrency", 1, 3, "--repeats", 2, "--null-tokens", 20]
+    options += ["--prompt-tokens", 12, "--new-tokens", 4, "--max-model-len", 64]
+    monkeypatch.setattr(sys, "argv", ["server_front", *map(str, options)])
+    module = importlib.import_module("server_front")
+    monkeypatch.setattr(module, "NUM_SHORT", 12)
+    module.main()
+    compared, costs = (part.splitlines()[2:] for part in capsys.readouterr().out.strip().split("\n\n")[1:])
+    rows = [line.strip("| ").split(" | ") for line in compared]
+    assert [row[:2] for row in rows] == [["1", "in process"], ["1", "HTTP"], ["3", "in process"], ["3", "HTTP"]]
+    assert all(float(cell) > 0 for row in rows for cell in row[2:5])
+    rows = [line.strip("| ").split(" | ") for line in costs]
+    assert [row[:2] for row in rows] == [[level, load] for level in ("1", "3") for load in ("streams", "one token")]
+    assert all(float(row[3]) > 0 for row in rows)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("bench_modules")
+def test_soak_finds_a_sound_server_sound_and_says_what_it_asked(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [tiny_llama, "--minutes", 0.1, "--clients", 4, "--sample-s", 0.5]
+    monkeypatch.setattr(sys, "argv", ["server_soak", *map(str, options)])
+    module = importlib.import_module("server_soak")
+    assert module.main() == 0
+    _, requests, memory, left = capsys.readouterr().out.strip().split("\n\n")
+    assert {"stream", "whole"} <= {line.strip("| ").split(" | ")[0] for line in requests.splitlines()[2:]}
+    assert all(float(cell) > 0 for line in memory.splitlines()[2:] for cell in line.strip("| ").split(" | ")[1:3])
+    assert left == "left behind: {'running': 0, 'waiting': 0, 'held': 0, 'restarts': 0}; wrong replies: 0"
+
+
+@pytest.mark.usefixtures("bench_modules")
+def test_soak_calls_a_wrong_reply_a_fault() -> None:
+    import asyncio
+    import random
+    import time
+
+    import httpx
+    from servers.soak_client import Found, SoakClient  # type: ignore[import-not-found]
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(500, json={"error": {"message": "broken"}})
+
+    async def main() -> Found:
+        found = Found()
+        async with httpx.AsyncClient(base_url="http://none", transport=httpx.MockTransport(answer)) as http:
+            await SoakClient(http, "m", found, random.Random(0)).run(time.monotonic() + 0.2)
+        return found
+
+    found = asyncio.run(main())
+    assert any("whole: WrongReplyError: status 500" in fault for fault in found.faults)
+    assert any("stream: WrongReplyError: status 500" in fault for fault in found.faults)
+    assert found.counts["bad"] == found.counts["whole"] == found.counts["stream"] == 0

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -152,7 +153,7 @@ def test_a_closed_pipe_is_quiet() -> None:
     ("command", "module", "loader", "line"),
     [
         ("run", "quantpipe.recipe.schema", "load_recipe", "no verdict was written; run it again to go on from there"),
-        ("serve", "quantpipe.formats.artifact", "require_intact", "nothing is served any more"),
+        ("serve", "quantpipe.serve.server", "run_server", "nothing is served any more"),
     ],
 )
 def test_a_termination_ends_with_143_and_one_line(
@@ -228,15 +229,23 @@ def test_a_recipes_set_is_checked_with_it_down_to_missing_files(
     assert "unknown bad_rows 'keep'" in capsys.readouterr().err
 
 
-def test_settings_of_the_engine_reach_it_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def served_settings(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The settings that ``serve`` hands on, of each call."""
+    seen: list[dict[str, Any]] = []
+    monkeypatch.setattr("quantpipe.serve.server.run_server", lambda _folder, settings, *_: seen.append(settings))
+    return seen
+
+
+def test_settings_of_the_engine_reach_it_by_name(served_settings: list[dict[str, Any]]) -> None:
     from quantpipe.engine.config import EngineConfig
 
-    seen: list[EngineConfig] = []
-    monkeypatch.setattr("quantpipe.serve.server.run_server", lambda _folder, config, *_: seen.append(config))
     settings = ["max_prefill_chunk=128", "target_step_s=1", "batching=static", "num_kv_blocks=null"]
     options = [part for setting in settings for part in ("--engine", setting)]
     assert cli.run(["serve", "nowhere", "--skip-verify", "--max-num-seqs", "4", *options]) == 0
-    assert seen == [EngineConfig(max_num_seqs=4, max_prefill_chunk=128, target_step_s=1, batching="static")]
+    (handed,) = served_settings
+    config = EngineConfig(max_num_seqs=4, max_prefill_chunk=128, target_step_s=1, batching="static")
+    assert EngineConfig.of(handed) == config
 
 
 def test_serve_offers_every_policy_and_drafter_of_the_engine() -> None:
@@ -254,8 +263,6 @@ def test_serve_offers_every_policy_and_drafter_of_the_engine() -> None:
         (["--kv-cache-memory", "1000", "--memory-utilization", "0.5"], "engine.memory_utilization: the pool of KV"),
         (["--sink-tokens", "4"], "engine.sink_tokens: 4 sinks stand before a window; give engine.window_tokens too"),
         (["--memory-utilization", "nan"], "engine.memory_utilization: nan is outside (0, 1]"),
-        (["--memory-utilization", "0"], "quantpipe serve: Invalid value for '--memory-utilization'"),
-        (["--kv-cache-memory", "0"], "quantpipe serve: Invalid value for '--kv-cache-memory'"),
         (
             ["--engine", "max_prefil_chunk=3"],
             "engine.max_prefil_chunk: unknown setting; did you mean 'max_prefill_chunk'?",
@@ -265,14 +272,38 @@ def test_serve_offers_every_policy_and_drafter_of_the_engine() -> None:
         (["--engine", "max_prefill_chunk=0"], "engine.max_prefill_chunk: 0 is below 1"),
         (["--engine", "batching=[static]"], "engine.batching: ['static'] is no text"),
         (["--engine", "batching=sttic"], "engine.batching: unknown 'sttic'; did you mean 'static'?"),
+    ],
+)
+def test_settings_that_no_engine_can_have_are_handed_on_as_given_and_refused_there(
+    options: list[str], message: str, served_settings: list[dict[str, Any]]
+) -> None:
+    from quantpipe.engine.config import EngineConfig
+    from quantpipe.errors import RecipeError
+
+    assert cli.run(["serve", "nowhere", *options]) == 0
+    with pytest.raises(RecipeError) as caught:
+        EngineConfig.of(served_settings[0])
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--memory-utilization", "0"], "quantpipe serve: Invalid value for '--memory-utilization'"),
+        (["--kv-cache-memory", "0"], "quantpipe serve: Invalid value for '--kv-cache-memory'"),
+        (["--drain-s", "-1"], "quantpipe serve: Invalid value for '--drain-s'"),
+        (["--hung-s", "0"], "quantpipe serve: Invalid value for '--hung-s'"),
         (["--engine", "target_step_s={"], "--engine: the value of target_step_s, '{', cannot be read"),
         (["--engine", "block_size"], "--engine: 'block_size' is not KEY=VALUE"),
         (["--engine", "max_num_seqs=4"], "--engine: max_num_seqs has an option of its own, --max-num-seqs"),
         (["--engine", "block_size=4", "--engine", "block_size=8"], "--engine: block_size is given twice"),
+        # By the engine's process: the same line, and the same exit code.
+        (["--engine", "max_prefil_chunk=3"], "engine.max_prefil_chunk: unknown setting; did you mean"),
     ],
 )
-def test_settings_that_serve_cannot_have_is_refused_in_one_line(
+def test_settings_that_serve_cannot_have_are_refused_in_one_line(
     options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.run(["serve", "nowhere", *options]) == 2
-    assert capsys.readouterr().err.startswith(message)
+    shown = capsys.readouterr().err
+    assert shown.startswith(message) and shown.count("\n") == 1

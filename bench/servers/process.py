@@ -1,5 +1,6 @@
 """A server as a process: started on a free port, waited for, weighed, ended. Or one that runs already, by its URL."""
 
+import os
 import shlex
 import signal
 import socket
@@ -13,6 +14,7 @@ from pathlib import Path
 READY_S = 900.0
 POLL_S = 0.05
 END_S = 20.0
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class Server:
@@ -48,11 +50,16 @@ class Server:
         self.model = model
         self.ready_s = time.perf_counter() - started_s if self.is_ours_to_start else None
 
+    @property
+    def pids(self) -> list[int]:
+        """Of the process and all that descend from it, itself first; none where it is not known which they are."""
+        return [] if self._process is None else family(self._process.pid)
+
     def resident_mb(self) -> float | None:
         """Memory of the process and its children; None where it is not known which they are."""
         if self._process is None:
             return None
-        return sum(_resident_kb(pid) for pid in _family(self._process.pid)) / 1024
+        return sum(_resident_kb(pid) for pid in self.pids) / 1024
 
     def stop(self) -> None:
         """End what ``start`` started."""
@@ -65,6 +72,12 @@ class Server:
             self._process.kill()
             self._process.wait()
         self._process = None
+
+
+def cpu_s(pid: int) -> float:
+    """Processor time of one process so far."""
+    times = (Path("/proc") / str(pid) / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(times[11]) + int(times[12])) / TICKS_PER_S
 
 
 def _free_port() -> int:
@@ -82,13 +95,13 @@ def _model(url: str) -> str:
         return ""
 
 
-def _family(pid: int) -> list[int]:
+def family(pid: int) -> list[int]:
     """The process and all that descend from it."""
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8").split()
     except OSError:
         return []
-    return [pid, *(other for child in children for other in _family(int(child)))]
+    return [pid, *(other for child in children for other in family(int(child)))]
 
 
 def _resident_kb(pid: int) -> int:

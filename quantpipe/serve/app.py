@@ -12,9 +12,10 @@ from quantpipe.engine.tokenizer import Tokenizer
 from quantpipe.serve.api import ChatCompletionRequest, CompletionRequest
 from quantpipe.serve.api_errors import ErrorBody, install_error_replies
 from quantpipe.serve.chat import ChatTemplate
-from quantpipe.serve.loop import EngineLoop
+from quantpipe.serve.engine_process.client import EngineClient
+from quantpipe.serve.health import add_health_routes
 from quantpipe.serve.metrics import ServerMetrics
-from quantpipe.serve.replies import ChatCompletion, Completion, Health, Model, ModelList
+from quantpipe.serve.replies import ChatCompletion, Completion, Model, ModelList
 from quantpipe.serve.service import Service
 
 ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}}
@@ -22,9 +23,9 @@ STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-strea
 
 
 def create_app(
-    engine_loop: EngineLoop, tokenizer: Tokenizer, model_name: str, on_ready: Callable[[], None] | None = None
+    engine_loop: EngineClient, tokenizer: Tokenizer, model_name: str, on_ready: Callable[[], None] | None = None
 ) -> FastAPI:
-    """The server's application; its lifespan starts and stops ``engine_loop`` and calls ``on_ready`` in between.
+    """The server's application; its lifespan starts ``engine_loop``, calls ``on_ready`` and stops it at last.
 
     Raises ArtifactError if the model's chat template is not valid.
     """
@@ -36,7 +37,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        engine_loop.start()
+        await engine_loop.start()
         if on_ready is not None:
             on_ready()
         yield
@@ -61,29 +62,23 @@ def _add_generation_routes(app: FastAPI, service: Service) -> None:
 
 
 def _add_model_routes(app: FastAPI, service: Service) -> None:
-    model = Model(id=service.model_name, created=int(time.time()), max_model_len=service.engine_loop.max_model_len)
+    created = int(time.time())
+
+    def model() -> Model:
+        return Model(id=service.model_name, created=created, max_model_len=service.engine_loop.max_model_len)
 
     @app.get("/v1/models")
     async def models() -> ModelList:
-        return ModelList(data=[model])
+        return ModelList(data=[model()])
 
     @app.get("/v1/models/{name:path}", responses=ERRORS)
     async def model_named(name: str) -> Model:
         service.check_model(name)
-        return model
+        return model()
 
 
 def _add_operations_routes(app: FastAPI, service: Service) -> None:
-    @app.get("/health", responses={503: {"model": Health}})
-    async def health(response: Response) -> Health:
-        loop = service.engine_loop
-        if loop.failure is not None:
-            response.status_code = 503
-            return Health(status="failed", reason=loop.failure)
-        if loop.is_closed:
-            response.status_code = 503
-            return Health(status="stopping")
-        return Health(status="ok")
+    add_health_routes(app, service.engine_loop)
 
     @app.get("/metrics")
     async def metrics() -> Response:

@@ -142,12 +142,5 @@ class ModelList(BaseModel):
     data: list[Model]
 
 
-class Health(BaseModel):
-    """``ok``; or ``failed`` with the reason; or ``stopping``, which takes no new requests."""
-
-    status: Literal["ok", "failed", "stopping"]
-    reason: str | None = None
-
-
 Chunk = Completion | ChatCompletionChunk
 Whole = Completion | ChatCompletion

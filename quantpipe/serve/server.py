@@ -1,42 +1,46 @@
-"""A served model folder as a process: open, bind, announce, and end gracefully on a signal."""
+"""A served model folder as two processes: the engine's, started here, and this one, which answers (``front``)."""
 
 import asyncio
-import gc
-import signal
+import os
 import socket
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-import uvicorn
-
-from quantpipe.engine.config import EngineConfig
-from quantpipe.engine.engine import Engine
 from quantpipe.engine.tokenizer import Tokenizer
 from quantpipe.errors import DataError
-from quantpipe.serve.app import create_app
-from quantpipe.serve.loop import EngineLoop
-from quantpipe.serve.submission import UnavailableError
+from quantpipe.serve.engine_process.client import EngineClient
+from quantpipe.serve.engine_process.messages import Opening
+from quantpipe.serve.engine_process.watch import WatchLimits
 
 DRAIN_S = 30.0
 BACKLOG = 2048
-# Beyond the drain: time for the last bytes to reach slow clients.
-FLUSH_S = 5.0
 
 
-def run_server(folder: Path, config: EngineConfig, host: str, port: int, model_name: str | None = None) -> None:
+def run_server(
+    folder: Path,
+    settings: Mapping[str, Any],
+    host: str,
+    port: int,
+    model_name: str | None = None,
+    is_verified: bool = False,
+    drain_s: float = DRAIN_S,
+    limits: WatchLimits | None = None,
+) -> None:
     """Serve ``folder`` until SIGTERM or SIGINT; a second signal cuts the requests in flight short.
 
-    Port 0 takes a free one. Warms the engine up, then prints one line when requests are taken. Raises ArtifactError for
-    a damaged folder and DataError for an address that cannot be had, both before anything is served.
+    ``settings`` are those of ``EngineConfig``, by name. The engine runs in a process of its own: where that dies, the
+    requests it holds end, and another is started. Port 0 takes a free one. Prints one line when requests are taken.
+
+    Raises ArtifactError for a damaged folder (``is_verified``: by its digests, too), RecipeError for settings that
+    cannot be had and DataError for an address that cannot, all before anything is served.
     """
-    with ThreadPoolExecutor(1) as pool:
-        opening = pool.submit(Tokenizer.open, folder)
-        engine = Engine.open(folder, config)
-    tokenizer = opening.result()
-    name = model_name or folder.resolve().name
-    with bind(host, port) as listener:
-        engine.warm_up()
-        asyncio.run(_serve(engine, tokenizer, name, listener))
+    engine = EngineClient(Opening(os.fsencode(folder), dict(settings), is_verified), limits=limits)
+    engine.launch()
+    try:
+        asyncio.run(_serve(engine, folder, host, port, model_name or folder.resolve().name, drain_s))
+    finally:
+        engine.kill()
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -59,38 +63,20 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-async def _serve(engine: Engine, tokenizer: Tokenizer, model_name: str, listener: socket.socket) -> None:
-    engine_loop = EngineLoop(engine)
-    drains: list[asyncio.Task[None]] = []
+async def _serve(engine: EngineClient, folder: Path, host: str, port: int, model_name: str, drain_s: float) -> None:
+    # Imported here: the engine's process, launched before, imports and loads meanwhile.
+    from quantpipe.serve.front import answer
 
-    def on_signal() -> None:
-        if drains:
-            engine_loop.end_all(UnavailableError("the server was told to stop at once", "shutting_down"))
-            return
-        drains.append(asyncio.create_task(engine_loop.drain(DRAIN_S)))
-        server.should_exit = True
-
-    def on_ready() -> None:
-        # Here and not earlier, because uvicorn installs its own handlers first: its would drop what is in flight.
-        for signal_number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(signal_number, on_signal)
-        gc.freeze()  # what is there now stays: no collection has to look at it again
-        gc.enable()
-        print(f"quantpipe: serving {model_name} on {_url(listener)} ({_engine_facts(engine)})", flush=True)
-
-    app = create_app(engine_loop, tokenizer, model_name, on_ready)
-    config = uvicorn.Config(
-        app, log_level="warning", access_log=False, backlog=BACKLOG, timeout_graceful_shutdown=int(DRAIN_S + FLUSH_S)
-    )
-    server = uvicorn.Server(config)
-    await server.serve(sockets=[listener])
-
-
-def _url(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _engine_facts(engine: Engine) -> str:
-    facts = (f"backend {engine.config.backend}", f"kv {engine.kv_dtype}", f"max_model_len {engine.max_model_len}")
-    return ", ".join((*facts, *engine.backend_notes))
+    try:
+        opened, tokenizer = await asyncio.gather(
+            engine.open(), asyncio.to_thread(Tokenizer.open, folder), return_exceptions=True
+        )
+        if opened is not None:  # of two faults of a folder, that of the model
+            raise opened
+        if isinstance(tokenizer, BaseException):
+            raise tokenizer
+        with bind(host, port) as listener:
+            await engine.start()
+            await answer(engine, tokenizer, model_name, listener, drain_s)
+    finally:
+        await engine.stop()

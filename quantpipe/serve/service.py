@@ -13,8 +13,8 @@ from quantpipe.errors import RequestError
 from quantpipe.serve.api import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from quantpipe.serve.api_errors import ModelNotFoundError, problem_of
 from quantpipe.serve.chat import ChatTemplate
+from quantpipe.serve.engine_process.client import EngineClient
 from quantpipe.serve.generation import ChoiceText, TextDelta, text_deltas
-from quantpipe.serve.loop import EngineLoop
 from quantpipe.serve.metrics import ServerMetrics
 from quantpipe.serve.render import ChatRenderer, CompletionRenderer, Renderer, WholeChoice
 from quantpipe.serve.replies import PromptTokensDetails, Usage
@@ -33,7 +33,7 @@ Deltas = AsyncIterator[tuple[int, TextDelta]]
 class Service:
     """What all requests to one served model share."""
 
-    engine_loop: EngineLoop
+    engine_loop: EngineClient
     tokenizer: Tokenizer
     model_name: str
     template: ChatTemplate | None

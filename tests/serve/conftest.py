@@ -1,16 +1,20 @@
-"""A byte-level tokenizer, an engine that repeats its prompt, and a real HTTP server over them."""
+"""A byte-level tokenizer, an engine that repeats its prompt in a thread, and a real HTTP server over them."""
 
 import asyncio
 import dataclasses
+import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import httpx
 import pytest
 import tokenizers
 import uvicorn
+from random_llama import write_random_llama
 from tokenizers import decoders, models, pre_tokenizers, processors
 
 from quantpipe.engine.request import (
@@ -25,7 +29,9 @@ from quantpipe.engine.request import (
 from quantpipe.engine.stats import EngineStats
 from quantpipe.engine.tokenizer import Tokenizer
 from quantpipe.serve.app import create_app
-from quantpipe.serve.loop import EngineLoop
+from quantpipe.serve.engine_process.client import EngineClient
+from quantpipe.serve.engine_process.host import EngineHost
+from quantpipe.serve.engine_process.messages import EngineFacts, Opened, Opening
 from quantpipe.serve.server import bind
 
 VOCAB_SIZE = 258
@@ -89,6 +95,10 @@ class EchoEngine:
         self._progress.pop(request_id, None)
         self._finished.discard(request_id)
 
+    def forget_all(self) -> None:
+        """As an engine that was just started."""
+        self._progress.clear()
+
     def abort_sample(self, request_id: str, index: int) -> None:
         self._running[request_id].discard(index)
 
@@ -148,6 +158,75 @@ def tokenizer() -> Tokenizer:
     return Tokenizer(core, {"bos_token": "<s>", "eos_token": "</s>"}, TEMPLATE)
 
 
+@pytest.fixture(scope="session")
+def served_folder(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Path:
+    """A random two-layer Llama with that tokenizer."""
+    folder = tmp_path_factory.mktemp("served")
+    write_random_llama(folder, tokenizer)
+    return folder
+
+
+class EngineThread:
+    """Runs an engine as its own process would, but in a thread of this one, where tests can look into it."""
+
+    pid = -1
+
+    def __init__(self, engine: EchoEngine) -> None:
+        ours, theirs = socket.socketpair()
+        self.connection = ours
+        self._engine = engine
+        self._theirs = theirs
+        self._is_served = True
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def ident(self) -> int:
+        return self._thread.ident or 0
+
+    def _run(self) -> None:
+        with self._theirs:
+            host = EngineHost(self._theirs)
+            host.listen()
+            host.wait_for_opening()
+            host.send(Opened(EngineFacts(self._engine.max_model_len)))
+            self._is_served = host.serve(self._engine)
+            self._theirs.shutdown(socket.SHUT_RDWR)
+
+    def kill(self) -> None:
+        with suppress(OSError):  # it has ended already
+            self._theirs.shutdown(socket.SHUT_RDWR)
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            raise subprocess.TimeoutExpired("engine", timeout or 0)
+        return 0 if self._is_served else 1
+
+
+class EngineThreads:
+    """Launches an engine in one thread after the other."""
+
+    def __init__(self, engine: EchoEngine) -> None:
+        self._engine = engine
+        self.launched: list[EngineThread] = []
+
+    def __call__(self) -> tuple[EngineThread, socket.socket]:
+        self.launched.append(EngineThread(self._engine))
+        return self.launched[-1], self.launched[-1].connection
+
+
+def client_of(engine: EchoEngine, max_open_prompts: int = 256) -> EngineClient:
+    """A client of an engine that runs in a thread."""
+    return EngineClient(Opening(b""), max_open_prompts, launch=EngineThreads(engine))
+
+
+@pytest.fixture(scope="session")
+def make_client() -> Callable[..., EngineClient]:
+    """``make_client(engine, max_open_prompts=...)``."""
+    return client_of
+
+
 class RunningServer:
     """A uvicorn server in its own thread and event loop."""
 
@@ -155,7 +234,7 @@ class RunningServer:
         self.engine = engine
         self.listener = bind("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
-        self.engine_loop = EngineLoop(engine, max_open_prompts)
+        self.engine_loop = client_of(engine, max_open_prompts)
         app = create_app(self.engine_loop, tokenizer, "echo", self._remember_event_loop)
         self.uvicorn = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=5))
         self._ready = threading.Event()

@@ -284,8 +284,7 @@ def test_stop_string_ends_every_choice_and_the_request_in_the_engine(server: Ser
     wait_for_num_in_engine(server, 0)
 
 
-def test_health_and_metrics(server: Server) -> None:
-    assert server.http.get("/health").json() == {"status": "ok", "reason": None}
+def test_metrics_are_those_documented(server: Server) -> None:
     server.post(COMPLETIONS, model="echo", prompt="abc")
     text = server.http.get("/metrics").text
     assert 'quantpipe:request_success_total{finished_reason="stop"}' in text
@@ -358,7 +357,7 @@ def test_full_queue_is_503_with_retry_after_and_health_stays_ok(
     assert ask(0).status_code == 200
 
 
-def test_engine_failure_is_a_500_body_an_error_event_and_an_unhealthy_server(
+def test_engine_failure_is_a_500_body_an_error_event_and_a_server_that_is_not_ready(
     start_server: StartServer, make_engine: Callable[..., Any]
 ) -> None:
     server = start_server(make_engine(step_s=0.01))
@@ -372,7 +371,8 @@ def test_engine_failure_is_a_500_body_an_error_event_and_an_unhealthy_server(
         assert whole.result().json()["error"]["code"] == "engine_failed"
         assert events(streamed.result())[-1]["error"]["code"] == "engine_failed"
     health = server.http.get("/health")
-    assert (health.status_code, health.json()["status"]) == (503, "failed")
+    assert (health.status_code, health.json()["status"]) == (200, "failed")
+    assert server.http.get("/ready").status_code == 503
     assert server.post(COMPLETIONS, **body).status_code == 503
 
 

@@ -1,230 +1,119 @@
-"""The engine's thread: submission, abort, failure, shutdown, idleness."""
+"""The engine's thread: turns, refusals, aborts, idleness. Messages in, messages out."""
 
-import asyncio
-import dataclasses
+import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-import pytest
-
 from quantpipe.engine.request import SamplingParams
-from quantpipe.errors import RequestError
-from quantpipe.serve.loop import EngineLoop
-from quantpipe.serve.submission import AbortedError, EngineFailedError, PromptJob, Submission, UnavailableError
+from quantpipe.serve.engine_process.messages import Abort, Accepted, Add, FromEngine, Stepped
+from quantpipe.serve.loop import EngineLoop, Inbox
+from quantpipe.serve.submission import PromptJob
 
 MakeEngine = Callable[..., Any]
 ENDLESS = SamplingParams(max_tokens=500, ignore_eos=True)
 
 
-def with_loop(engine: Any, use: Callable[[EngineLoop], Awaitable[None]], max_open_prompts: int = 8) -> None:
-    """Run ``use`` with a started loop, and stop the loop whatever happens."""
+class Started:
+    """A loop in a thread, and what it has said."""
 
-    async def main() -> None:
-        engine_loop = EngineLoop(engine, max_open_prompts)
-        engine_loop.start()
-        try:
-            await asyncio.wait_for(use(engine_loop), 10)
-        finally:
-            await engine_loop.stop()
+    def __init__(self, engine: Any) -> None:
+        self.said: list[FromEngine] = []
+        self.inbox = Inbox()
+        self.loop = EngineLoop(engine, self.inbox, lambda *messages: self.said.extend(messages))
+        self.thread = threading.Thread(target=self.loop.run)
 
-    asyncio.run(main())
+    def accepted(self) -> list[Accepted]:
+        return [message for message in self.said if isinstance(message, Accepted)]
 
-
-async def token_ids(submission: Submission) -> dict[int, list[int]]:
-    got: dict[int, list[int]] = {index: [] for index in range(len(submission.jobs))}
-    async for index, output in submission.outputs():
-        got[index] += output.text_token_ids
-    return got
+    def token_ids(self, request_id: str, index: int = 0) -> list[int]:
+        outputs = [output for message in self.said if isinstance(message, Stepped) for output in message.outputs]
+        own = [output for output in outputs if (output.request_id, output.index) == (request_id, index)]
+        return [token_id for output in own for token_id in output.text_token_ids]
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(500):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("did not happen within 5 s")
+@contextmanager
+def started(engine: Any) -> Iterator[Started]:
+    loop = Started(engine)
+    loop.thread.start()
+    try:
+        yield loop
+    finally:
+        loop.inbox.close()
+        loop.thread.join(10)
+        assert not loop.thread.is_alive()
 
 
-def test_prompts_of_one_submission_come_back_under_their_index(make_engine: MakeEngine) -> None:
-    async def use(engine_loop: EngineLoop) -> None:
-        submission = await engine_loop.submit(
-            [PromptJob((1, 2, 3), SamplingParams()), PromptJob((7,), SamplingParams())]
-        )
-        assert await token_ids(submission) == {0: [1, 2, 3], 1: [7]}
-        assert engine_loop.num_open_prompts == 0
-
-    with_loop(make_engine(), use)
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen within 5 s"
+        time.sleep(0.005)
 
 
-def test_many_submissions_at_once_each_get_their_own_tokens(make_engine: MakeEngine) -> None:
-    async def use(engine_loop: EngineLoop) -> None:
-        prompts = [tuple(range(n, n + 5)) for n in range(40)]
-        submissions = await asyncio.gather(*(engine_loop.submit([PromptJob(p, SamplingParams())]) for p in prompts))
-        got = await asyncio.gather(*(token_ids(submission) for submission in submissions))
-        assert [tokens[0] for tokens in got] == [list(prompt) for prompt in prompts]
+def test_what_was_added_is_accepted_before_its_first_step(make_engine: MakeEngine) -> None:
+    with started(make_engine()) as loop:
+        loop.inbox.put(Add(("a", "b"), (PromptJob((1, 2), SamplingParams()), PromptJob((7,), SamplingParams()))))
+        until(lambda: loop.loop.round is None and len(loop.said) > 1)
+    assert loop.said[0] == Accepted("a")
+    assert isinstance(loop.said[1], Stepped) and loop.said[1].stats.num_running == 2
+    assert (loop.token_ids("a"), loop.token_ids("b")) == ([1, 2], [7])
 
-    with_loop(make_engine(), use, max_open_prompts=40)
 
-
-def test_one_bad_prompt_refuses_the_whole_submission_and_leaves_nothing_behind(make_engine: MakeEngine) -> None:
+def test_one_refusal_takes_back_what_was_added_with_it(make_engine: MakeEngine) -> None:
     engine = make_engine()
-
-    async def use(engine_loop: EngineLoop) -> None:
-        with pytest.raises(RequestError, match="outside the vocabulary"):
-            await engine_loop.submit([PromptJob((1, 2), ENDLESS), PromptJob((99_999,), ENDLESS)])
-        assert engine_loop.num_open_prompts == 0
-        await until(lambda: not engine.has_unfinished)
-        assert await token_ids(await engine_loop.submit([PromptJob((5,), SamplingParams())])) == {0: [5]}
-
-    with_loop(engine, use)
+    with started(engine) as loop:
+        loop.inbox.put(Add(("a", "b"), (PromptJob((1,), ENDLESS), PromptJob((99_999,), ENDLESS))))
+        until(lambda: bool(loop.accepted()) and not engine.has_unfinished)
+    (answer,) = loop.accepted()
+    assert answer.param == "prompt" and "outside the vocabulary" in str(answer.refusal)
+    assert not loop.loop._read
 
 
-def test_aborting_one_prompt_ends_it_quietly_and_the_other_goes_on(make_engine: MakeEngine) -> None:
-    async def use(engine_loop: EngineLoop) -> None:
-        submission = await engine_loop.submit(
-            [PromptJob((1,), ENDLESS), PromptJob((2, 3), SamplingParams(max_tokens=40, ignore_eos=True))]
-        )
-        got: dict[int, int] = {0: 0, 1: 0}
-        async for index, output in submission.outputs():
-            got[index] += len(output.token_ids)
-            if index == 0 and got[0] == 3:
-                submission.abort(0)
-        assert got == {0: 3, 1: 40}
-
-    with_loop(make_engine(step_s=0.001), use)
-
-
-def test_samples_of_a_prompt_are_choices_that_end_one_by_one(make_engine: MakeEngine) -> None:
+def test_aborted_samples_are_not_spoken_of_and_the_last_ends_the_request(make_engine: MakeEngine) -> None:
     engine = make_engine(step_s=0.001)
-
-    async def use(engine_loop: EngineLoop) -> None:
-        two = dataclasses.replace(ENDLESS, n=2, max_tokens=30)
-        submission = await engine_loop.submit([PromptJob((1,), SamplingParams()), PromptJob((2, 3), two)])
-        assert len(submission.samples) == 3
-        got: dict[int, list[int]] = {0: [], 1: [], 2: []}
-        async for choice, output in submission.outputs():
-            got[choice] += output.text_token_ids
-            if choice == 1 and len(got[1]) == 4:
-                submission.abort(1)
-        assert got == {0: [1], 1: [2, 3, 2, 3], 2: [2, 3] * 15}
-        await until(lambda: not (engine._progress or engine._finished or engine_loop._routes))
-
-    with_loop(engine, use)
+    with started(engine) as loop:
+        loop.inbox.put(Add(("a",), (PromptJob((1,), SamplingParams(max_tokens=500, ignore_eos=True, n=2)),)))
+        until(lambda: len(loop.token_ids("a", 1)) > 2)
+        loop.inbox.put(Abort((("a", 0),)))
+        until(lambda: engine._running["a"] == {1})
+        num_tokens = len(loop.token_ids("a", 0))
+        until(lambda: len(loop.token_ids("a", 1)) > num_tokens + 3)
+        assert len(loop.token_ids("a", 0)) <= num_tokens + 1
+        loop.inbox.put(Abort((("a", 1), ("unknown", 0))))
+        until(lambda: not engine.has_unfinished and not loop.loop._read)
+        until(lambda: isinstance(last := loop.said[-1], Stepped) and last.stats.num_running == 0)
 
 
-def test_ending_a_submission_with_samples_ends_its_requests(make_engine: MakeEngine) -> None:
-    engine = make_engine(step_s=0.001)
-
-    async def use(engine_loop: EngineLoop) -> None:
-        submission = await engine_loop.submit([PromptJob((1,), dataclasses.replace(ENDLESS, n=3))] * 2)
-        submission.end(AbortedError("enough"))
-        assert engine_loop.num_open_prompts == 0
-        await until(lambda: not (engine._progress or engine._finished or engine_loop._routes))
-        with pytest.raises(RequestError, match="12 choices in one request; at most 8 fit"):
-            await engine_loop.submit([PromptJob((1,), dataclasses.replace(ENDLESS, n=12))])
-
-    with_loop(engine, use)
+def test_an_engine_that_finished_or_gave_up_holds_nothing(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    with started(engine) as loop:
+        for number in range(20):
+            loop.inbox.put(Add((f"{number}",), (PromptJob((number,), SamplingParams()),)))
+        until(lambda: len(loop.accepted()) == 20 and not engine.has_unfinished)
+    assert not (engine._progress or engine._finished or loop.loop._read)
 
 
-def test_cancelling_a_waiting_submit_frees_its_place(make_engine: MakeEngine) -> None:
-    engine = make_engine(step_s=0.05)
-
-    async def use(engine_loop: EngineLoop) -> None:
-        first = await engine_loop.submit([PromptJob((1,), ENDLESS)])
-        waiting = asyncio.create_task(engine_loop.submit([PromptJob((2,), ENDLESS)]))
-        await asyncio.sleep(0)
-        assert engine_loop.num_open_prompts == 2
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        first.end(AbortedError("enough"))
-        assert engine_loop.num_open_prompts == 0
-        await until(lambda: not engine.has_unfinished)
-
-    with_loop(engine, use)
-
-
-def test_full_queue_refuses_at_once_and_takes_requests_again_later(make_engine: MakeEngine) -> None:
-    async def use(engine_loop: EngineLoop) -> None:
-        held = await engine_loop.submit([PromptJob((1,), ENDLESS)] * 8)
-        with pytest.raises(UnavailableError) as caught:
-            await engine_loop.submit([PromptJob((1,), ENDLESS)])
-        assert caught.value.code == "queue_full"
-        with pytest.raises(RequestError, match="at most 8"):
-            await engine_loop.submit([PromptJob((1,), ENDLESS)] * 9)
-        held.abort(3)
-        assert await token_ids(await engine_loop.submit([PromptJob((4,), SamplingParams())])) == {0: [4]}
-
-    with_loop(make_engine(step_s=0.001), use)
-
-
-def test_engine_failure_reaches_every_open_submission_and_later_ones(
-    make_engine: MakeEngine, caplog: pytest.LogCaptureFixture
-) -> None:
-    engine = make_engine(step_s=0.001)
-
-    async def use(engine_loop: EngineLoop) -> None:
-        open_ones = [await engine_loop.submit([PromptJob((n,), ENDLESS)]) for n in range(3)]
-        engine.failure = FloatingPointError("broken")
-        for result in await asyncio.gather(*map(token_ids, open_ones), return_exceptions=True):
-            assert isinstance(result, EngineFailedError)
-        assert "FloatingPointError" in str(engine_loop.failure)
-        with pytest.raises(UnavailableError) as caught:
-            await engine_loop.submit([PromptJob((1,), ENDLESS)])
-        assert caught.value.code == "engine_failed"
-
-    with_loop(engine, use)
-    assert "broken" in caplog.text  # the traceback is for the operator
-
-
-def test_drain_lets_short_requests_finish_and_ends_long_ones(make_engine: MakeEngine) -> None:
-    async def use(engine_loop: EngineLoop) -> None:
-        short = asyncio.create_task(token_ids(await engine_loop.submit([PromptJob((1, 2, 3), SamplingParams())])))
-        long = asyncio.create_task(token_ids(await engine_loop.submit([PromptJob((1,), ENDLESS)])))
-        await engine_loop.drain(0.5)
-        assert await short == {0: [1, 2, 3]}
-        with pytest.raises(UnavailableError, match="shutting down"):
-            await long
-        with pytest.raises(UnavailableError, match="shutting down"):
-            await engine_loop.submit([PromptJob((1,), ENDLESS)])
-
-    with_loop(make_engine(step_s=0.01), use)
-
-
-def test_drain_returns_as_soon_as_the_last_request_is_done(make_engine: MakeEngine) -> None:
-    async def use(engine_loop: EngineLoop) -> None:
-        last = asyncio.create_task(token_ids(await engine_loop.submit([PromptJob((1, 2, 3), SamplingParams())])))
-        await asyncio.wait_for(engine_loop.drain(3600), 5)
-        assert await last == {0: [1, 2, 3]}
-
-    with_loop(make_engine(step_s=0.01), use)
+def test_the_round_shows_whether_it_moves(make_engine: MakeEngine) -> None:
+    with started(make_engine(step_s=0.01)) as loop:
+        assert loop.loop.round is None
+        loop.inbox.put(Add(("a",), (PromptJob((1,), ENDLESS),)))
+        until(lambda: loop.loop.round is not None)
+        first = loop.loop.round
+        until(lambda: loop.loop.round not in (None, first))
+        loop.inbox.put(Abort((("a", 0),)))
+        until(lambda: loop.loop.round is None)
 
 
 def test_idle_thread_sleeps(make_engine: MakeEngine) -> None:
     engine = make_engine()
-
-    async def use(engine_loop: EngineLoop) -> None:
-        await token_ids(await engine_loop.submit([PromptJob((1,), SamplingParams())]))
-        await asyncio.sleep(0.05)
-        clock = time.pthread_getcpuclockid(engine_loop._thread.ident or 0)
+    with started(engine) as loop:
+        loop.inbox.put(Add(("a",), (PromptJob((1,), SamplingParams()),)))
+        until(lambda: loop.loop.round is None and len(loop.said) > 1)
+        time.sleep(0.05)
+        clock = time.pthread_getcpuclockid(loop.thread.ident or 0)
         num_polls, cpu_s = engine.num_polls, time.clock_gettime(clock)
-        await asyncio.sleep(0.5)
+        time.sleep(0.5)
         assert engine.num_polls == num_polls
         assert time.clock_gettime(clock) - cpu_s < 0.03 * 0.5  # the same fraction as 0.3 s in 10
-
-    with_loop(engine, use)
-
-
-def test_finished_requests_leave_nothing_in_the_engine(make_engine: MakeEngine) -> None:
-    engine = make_engine()
-
-    async def use(engine_loop: EngineLoop) -> None:
-        for n in range(50):
-            submission = await engine_loop.submit([PromptJob((n,), ENDLESS if n % 2 else SamplingParams())])
-            async for _ in submission.outputs():
-                if n % 2:
-                    submission.abort(0)
-        await until(lambda: not (engine._progress or engine._finished or engine_loop._routes))
-
-    with_loop(engine, use)

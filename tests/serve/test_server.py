@@ -1,4 +1,4 @@
-"""A real engine on a random model behind a real process: start, serve, signals, addresses."""
+"""A real engine on a random model behind a real server: what clients get, addresses, the end."""
 
 import json
 import random
@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
@@ -17,85 +17,21 @@ from typing import Any
 import httpx
 import openai
 import pytest
-import torch
-from safetensors.torch import save_file
+from served_process import ServedProcess, until
 
-from quantpipe.engine.config import EngineConfig
-from quantpipe.engine.tokenizer import Tokenizer
-from quantpipe.errors import ArtifactError, DataError
+from quantpipe.errors import ArtifactError, DataError, RecipeError
 from quantpipe.serve.server import bind, run_server
 
-CONFIG = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 258,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "rms_norm_eps": 1e-5,
-    "hidden_act": "silu",
-    "bos_token_id": 256,
-    "eos_token_id": 257,
-    "tie_word_embeddings": True,
-}
-LAYER_SHAPES = {
-    "self_attn.q_proj": (64, 64),
-    "self_attn.k_proj": (32, 64),
-    "self_attn.v_proj": (32, 64),
-    "self_attn.o_proj": (64, 64),
-    "mlp.gate_proj": (128, 64),
-    "mlp.up_proj": (128, 64),
-    "mlp.down_proj": (64, 128),
-    "input_layernorm": (64,),
-    "post_attention_layernorm": (64,),
-}
-SCRIPT = """
-import sys
-from pathlib import Path
-from threading import Barrier
-import torch
-torch.set_num_threads(1)
-from quantpipe.engine.config import EngineConfig
-from quantpipe.serve.server import run_server
-run_server(Path(sys.argv[1]), EngineConfig(backend="reference", num_threads=1, max_num_seqs=4), "127.0.0.1", 0, "tiny")
-"""
-
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Path:
-    """A random two-layer Llama, written by hand: importing transformers takes longer than all tests here."""
-    made = tmp_path_factory.mktemp("served")
-    (made / "config.json").write_text(json.dumps(CONFIG))
-    shapes = {"model.embed_tokens": (258, 64), "model.norm": (64,)}
-    for layer in range(2):
-        shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in LAYER_SHAPES.items()}
-    generator = torch.Generator().manual_seed(0)
-    tensors = {f"{name}.weight": 0.3 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-    save_file(tensors, made / "model.safetensors")
-    tokenizer._core.save(str(made / "tokenizer.json"))
-    (made / "tokenizer_config.json").write_text(json.dumps(tokenizer.special_tokens))
-    (made / "chat_template.jinja").write_text(str(tokenizer.chat_template))
-    return made
-
-
-@pytest.fixture(scope="module")
-def process(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", SCRIPT, str(folder)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as started:
+def process(served_folder: Path) -> Iterator[ServedProcess]:
+    with ServedProcess(served_folder) as started:
         yield started
-        started.kill()
 
 
 @pytest.fixture(scope="module")
-def url(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    ready_line = process.stdout.readline()
-    assert ready_line.startswith("quantpipe: serving tiny on http://127.0.0.1:")
-    assert "backend reference" in ready_line
-    return ready_line.split()[4]
+def url(process: ServedProcess) -> str:
+    return process.url
 
 
 @pytest.fixture(scope="module")
@@ -193,13 +129,12 @@ def test_two_hundred_streams_closed_at_random_tokens_or_while_queued_leave_no_bl
     assert (left["held"], left["free"] + left["cached"]) == (0, num_blocks)
 
 
-def test_sigterm_ends_all_streams_properly_and_the_process_with_0(
-    http: httpx.Client, process: subprocess.Popen[str]
-) -> None:
+def last_events(http: httpx.Client, max_tokens: int, when_begun: Callable[[], None]) -> list[Any]:
+    """The last event but [DONE] of four streams; once all have begun, something is done to their server."""
     begun = Barrier(5)
 
     def read(number: int) -> list[str]:
-        body = {"model": "tiny", "prompt": [number], "max_tokens": 120, "ignore_eos": True, "stream": True}
+        body = {"model": "tiny", "prompt": [number], "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
         with http.stream("POST", "/v1/completions", json=body) as response:
             begun.wait(30)  # taken by the server, which refuses what comes after the signal
             return [line.removeprefix("data: ") for line in response.iter_lines() if line]
@@ -207,13 +142,51 @@ def test_sigterm_ends_all_streams_properly_and_the_process_with_0(
     with ThreadPoolExecutor(4) as pool:
         streams = [pool.submit(read, number) for number in range(4)]
         begun.wait(30)
-        process.send_signal(signal.SIGTERM)
-        for stream in streams:
-            *_, last, done = stream.result()
-            assert done == "[DONE]"
-            assert "error" in json.loads(last) or json.loads(last)["choices"][0]["finish_reason"] == "length"
-    assert process.wait(10) == 0
-    assert process.stderr is not None and process.stderr.read() == ""
+        when_begun()
+        events = [stream.result() for stream in streams]
+    assert [done for *_, done in events] == ["[DONE]"] * 4
+    return [json.loads(last) for *_, last, _ in events]
+
+
+def test_sigterm_ends_all_streams_properly_and_the_process_with_0(http: httpx.Client, process: ServedProcess) -> None:
+    # Both, as some service managers do: the engine leaves it to the server.
+    for last in last_events(http, 120, lambda: process.send_to_both(signal.SIGTERM)):
+        assert last["choices"][0]["finish_reason"] == "length"
+    process.assert_ended_quietly()
+
+
+def test_while_it_drains_others_are_refused_and_what_does_not_end_in_time_ends_with_an_error(
+    served_folder: Path,
+) -> None:
+    with ServedProcess(served_folder, drain_s=1.0, is_endless=True) as process:
+        with httpx.Client(base_url=process.url, timeout=30) as http:
+
+            def stop_and_ask() -> None:
+                process.send_signal(signal.SIGTERM)
+                until(lambda: http.get("/ready").status_code == 503)
+                assert http.get("/health").json()["status"] == "stopping"
+                refused = http.post("/v1/completions", json={"model": "tiny", "prompt": "x"})
+                assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
+                assert int(refused.headers["retry-after"]) >= 1
+
+            lasts = last_events(http, 10**6, stop_and_ask)
+        assert [last["error"]["code"] for last in lasts] == ["shutting_down"] * 4
+        process.assert_ended_quietly()
+
+
+def test_ctrl_c_in_a_terminal_drains_and_a_second_one_ends_at_once(served_folder: Path) -> None:
+    with ServedProcess(served_folder, is_endless=True) as process:
+        with httpx.Client(base_url=process.url, timeout=30) as http:
+
+            def interrupt_twice() -> None:
+                process.send_to_both(signal.SIGINT)
+                until(lambda: http.get("/ready").status_code == 503)
+                time.sleep(0.3)
+                process.send_to_both(signal.SIGINT)
+
+            lasts = last_events(http, 10**6, interrupt_twice)
+        assert [last["error"]["message"] for last in lasts] == ["the server was told to stop at once"] * 4
+        process.assert_ended_quietly()
 
 
 def test_damaged_folder_is_refused_before_the_address_is_taken(tmp_path: Path) -> None:
@@ -221,7 +194,24 @@ def test_damaged_folder_is_refused_before_the_address_is_taken(tmp_path: Path) -
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(ArtifactError):
-            run_server(tmp_path, EngineConfig(), "127.0.0.1", taken.getsockname()[1])
+            run_server(tmp_path, {}, "127.0.0.1", taken.getsockname()[1])
+
+
+def test_an_address_in_use_is_said_before_the_model_is_warm(served_folder: Path) -> None:
+    with bind("127.0.0.1", 0) as taken, pytest.raises(DataError, match="choose another port"):
+        run_server(served_folder, {"backend": "reference"}, "127.0.0.1", taken.getsockname()[1])
+
+
+def test_settings_of_no_engine_are_refused_in_the_words_of_the_engine(served_folder: Path) -> None:
+    with pytest.raises(RecipeError, match="unknown setting; did you mean 'max_prefill_chunk'"):
+        run_server(served_folder, {"max_prefil_chunk": 3}, "127.0.0.1", 0)
+    with pytest.raises(RecipeError, match="a value that none can have"):
+        run_server(served_folder, {"max_prefill_chunk": 10**30}, "127.0.0.1", 0)
+
+
+def test_front_never_imports_what_only_the_engine_needs() -> None:
+    code = "import sys, quantpipe.serve.server; print({'torch', 'quantpipe.engine.engine'} & set(sys.modules))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "set()\n"
 
 
 def test_address_that_cannot_be_had_is_one_line_that_says_what_to_do() -> None:

@@ -1,0 +1,63 @@
+"""The HTTP side of a served model: announces itself, answers, and ends gracefully on a signal."""
+
+import asyncio
+import gc
+import socket
+
+import uvicorn
+
+from quantpipe.engine.tokenizer import Tokenizer
+from quantpipe.serve.app import create_app
+from quantpipe.serve.engine_process.client import EngineClient
+from quantpipe.serve.engine_process.launch import STOP_SIGNALS
+from quantpipe.serve.engine_process.messages import EngineFacts
+from quantpipe.serve.server import BACKLOG
+from quantpipe.serve.submission import UnavailableError
+
+# Beyond the drain: time for the last bytes to reach slow clients.
+FLUSH_S = 5.0
+
+
+async def answer(
+    engine: EngineClient, tokenizer: Tokenizer, model_name: str, listener: socket.socket, drain_s: float
+) -> None:
+    """Answer requests at ``listener`` until a signal to stop, and then for ``drain_s`` seconds those that have begun.
+
+    Prints one line when requests are taken. A second signal ends them at once.
+    """
+    drains: list[asyncio.Task[None]] = []
+
+    async def drain() -> None:
+        await engine.drain(drain_s)  # until it is done, new requests are answered: with a 503
+        server.should_exit = True
+
+    def on_signal() -> None:
+        if drains:
+            engine.end_all(UnavailableError("the server was told to stop at once", "shutting_down"))
+        else:
+            drains.append(asyncio.create_task(drain()))
+
+    def on_ready() -> None:
+        # Here and not earlier, because uvicorn installs its own handlers first: its would drop what is in flight.
+        for signal_number in STOP_SIGNALS:
+            asyncio.get_running_loop().add_signal_handler(signal_number, on_signal)
+        gc.freeze()  # what is there now stays: no collection has to look at it again
+        gc.enable()
+        print(f"quantpipe: serving {model_name} on {_url(listener)} ({_engine_facts(engine.facts)})", flush=True)
+
+    app = create_app(engine, tokenizer, model_name, on_ready)
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, backlog=BACKLOG, timeout_graceful_shutdown=int(FLUSH_S)
+    )
+    server = uvicorn.Server(config)
+    await server.serve(sockets=[listener])
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _engine_facts(facts: EngineFacts) -> str:
+    shown = (f"backend {facts.backend}", f"kv {facts.kv_dtype}", f"max_model_len {facts.max_model_len}")
+    return ", ".join((*shown, *facts.notes))

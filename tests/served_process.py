@@ -1,0 +1,127 @@
+"""A server of a model folder as a process of its own, seen and signalled from outside. Reads /proc."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from signal import SIGKILL, Signals
+from types import TracebackType
+from typing import Self
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from quantpipe.serve.engine_process.watch import WatchLimits
+from quantpipe.serve.server import run_server
+folder, drain_s, stalled_s, hung_s = sys.argv[1], *map(float, sys.argv[2:5])
+settings = {"backend": "reference", "num_threads": 1, "max_num_seqs": 4}
+if sys.argv[5] == "endless":
+    settings["window_tokens"] = 64
+run_server(Path(folder), settings, "127.0.0.1", 0, "tiny", drain_s=drain_s, limits=WatchLimits(stalled_s, hung_s))
+"""
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class ServedProcess:
+    """Serves ``folder`` as ``tiny``, four samples at a time, until it is left.
+
+    ``is_endless``: ``max_tokens`` may be any number, so that streams last as long as a test wants.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        drain_s: float = 30.0,
+        stalled_s: float = 30.0,
+        hung_s: float = 120.0,
+        is_endless: bool = False,
+    ) -> None:
+        arguments = [*map(str, (drain_s, stalled_s, hung_s)), "endless" if is_endless else "bounded"]
+        # A group of its own, so that both of its processes can be sent what a terminal sends.
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, str(folder), *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.pid = self._process.pid
+        self._ready_line = ""
+
+    @property
+    def ready_line(self) -> str:
+        """What it prints when it takes requests."""
+        if not self._ready_line:
+            assert self._process.stdout is not None
+            self._ready_line = self._process.stdout.readline()
+            assert self._ready_line.startswith("quantpipe: serving tiny on http://127.0.0.1:"), self.stderr()
+        return self._ready_line
+
+    @property
+    def url(self) -> str:
+        return self.ready_line.split()[4]
+
+    @property
+    def engine_pid(self) -> int | None:
+        """Of the engine's process; None while there is none."""
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text(encoding="utf-8").split()
+        return int(children[0]) if children else None
+
+    def cpu_s(self) -> float:
+        """Processor time of both processes so far."""
+        return sum(_cpu_s(pid) for pid in (self.pid, self.engine_pid) if pid is not None)
+
+    def send_signal(self, number: Signals) -> None:
+        """To the front alone, as ``kill`` does."""
+        os.kill(self.pid, number)
+
+    def send_to_both(self, number: Signals) -> None:
+        """As a terminal does, or a service manager."""
+        os.killpg(self.pid, number)
+
+    def wait(self) -> int:
+        return self._process.wait(30)
+
+    def stderr(self) -> str:
+        """All of it; the process must have ended."""
+        assert self._process.stderr is not None
+        return self._process.stderr.read()
+
+    def assert_ended_quietly(self) -> None:
+        assert self.wait() == 0
+        assert self.stderr() == ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, SIGKILL)  # the engine's, too: a stopped one would keep the pipes open
+        self._process.communicate()
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there that is not just waiting to be reaped."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def until(condition: Callable[[], bool], seconds: float = 20.0) -> float:
+    """Wait for it, and say how long that took."""
+    started_s = time.monotonic()
+    while not condition():
+        assert time.monotonic() < started_s + seconds, f"did not happen within {seconds:g} s"
+        time.sleep(0.02)
+    return time.monotonic() - started_s
+
+
+def _cpu_s(pid: int) -> float:
+    times = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(times[11]) + int(times[12])) / TICKS_PER_S
