@@ -37,6 +37,7 @@ from quantpipe.engine.request import (
     SamplingParams,
     Sequence,
     StepOutput,
+    TokenLogprob,
     check_request,
 )
 from quantpipe.engine.runner import Advanced, ModelRunner
@@ -302,7 +303,7 @@ class Engine:
             if reason is None:
                 return []
             self._finish(seq, reason)
-            return [StepOutput(seq.request.request_id, (), (), reason, num_cached_tokens=seq.num_cached_tokens)]
+            return [self._output(seq, (), (), reason)]
         for fork in forks:  # all of them before any ends: until then the parent holds what they share
             self._scheduler.fork(seq, fork)
         seq.num_pending_forks = 0
@@ -315,7 +316,16 @@ class Engine:
         self._counters.generated_tokens += num_added
         if reason is not None:
             self._finish(seq, reason)
-        token_ids, logprobs = got.token_ids[:num_added], got.logprobs[:num_added]
+        return self._output(seq, got.token_ids[:num_added], got.logprobs[:num_added], reason)
+
+    def _output(
+        self,
+        seq: Sequence,
+        token_ids: tuple[int, ...],
+        logprobs: tuple[TokenLogprob, ...],
+        reason: FinishReason | None,
+    ) -> StepOutput:
+        is_first = seq.num_generated_tokens == len(token_ids)
         return StepOutput(
             seq.request.request_id,
             token_ids,
@@ -323,6 +333,7 @@ class Engine:
             reason,
             index=seq.index,
             num_cached_tokens=seq.num_cached_tokens,
+            prompt_logprobs=tuple(seq.prompt_logprobs) if is_first else (),
         )
 
     def _fail(self, seq: Sequence, error: str) -> StepOutput:

@@ -81,6 +81,7 @@ class StepOutput:
 
     ``index`` is which of the request's samples it is. ``error`` says in one line why one that nobody aborted ended with
     ``ABORT``. ``num_cached_tokens`` of the prompt were found, not computed; said of the first sample only.
+    ``prompt_logprobs``, where asked for, come whole with the first output of the first sample.
     """
 
     request_id: str
@@ -90,6 +91,7 @@ class StepOutput:
     error: str | None = None
     index: int = 0
     num_cached_tokens: int = 0
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
     @property
     def text_token_ids(self) -> tuple[int, ...]:

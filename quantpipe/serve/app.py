@@ -9,16 +9,29 @@ from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from quantpipe.engine.tokenizer import Tokenizer
+from quantpipe.errors import RequestError
 from quantpipe.serve.api import ChatCompletionRequest, CompletionRequest
 from quantpipe.serve.api_errors import ErrorBody, install_error_replies
 from quantpipe.serve.chat import ChatTemplate
 from quantpipe.serve.loop import EngineLoop
 from quantpipe.serve.metrics import ServerMetrics
-from quantpipe.serve.replies import ChatCompletion, Completion, Health, Model, ModelList
+from quantpipe.serve.openapi import describe_truly
+from quantpipe.serve.replies import ChatCompletion, Completion, Detokenized, Health, Model, ModelList, Tokenized
 from quantpipe.serve.service import Service
+from quantpipe.serve.tokenize_api import DetokenizeRequest, TokenizeRequest
 
-ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}}
-STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
+Responses = dict[int | str, dict[str, Any]]
+
+STREAMED: Responses = {200: {"content": {"text/event-stream": {}}}}
+
+
+def errors(*statuses: int) -> Responses:
+    """The description of what a route answers besides its reply."""
+    return {status: {"model": ErrorBody} for status in statuses}
+
+
+# What any request that reaches the engine may end with.
+GENERATION_ERRORS = errors(400, 404, 500, 503)
 
 
 def create_app(
@@ -45,19 +58,40 @@ def create_app(
     app = FastAPI(title="quantpipe", description="OpenAI-compatible API of one served model.", lifespan=lifespan)
     install_error_replies(app)
     _add_generation_routes(app, service)
+    _add_token_routes(app, service)
     _add_model_routes(app, service)
     _add_operations_routes(app, service)
+    describe_truly(app)
     return app
 
 
 def _add_generation_routes(app: FastAPI, service: Service) -> None:
-    @app.post("/v1/completions", response_model=Completion, responses=STREAMED | ERRORS)
+    @app.post("/v1/completions", response_model=Completion, responses=STREAMED | GENERATION_ERRORS)
     async def completions(body: CompletionRequest, http_request: Request) -> Response:
         return await service.complete(body, http_request)
 
-    @app.post("/v1/chat/completions", response_model=ChatCompletion, responses=STREAMED | ERRORS)
+    @app.post("/v1/chat/completions", response_model=ChatCompletion, responses=STREAMED | GENERATION_ERRORS)
     async def chat_completions(body: ChatCompletionRequest, http_request: Request) -> Response:
         return await service.chat(body, http_request)
+
+
+def _add_token_routes(app: FastAPI, service: Service) -> None:
+    @app.post("/tokenize", responses=errors(400, 404))
+    async def tokenize(body: TokenizeRequest, response: Response) -> Tokenized:
+        response.headers.update(body.headers)
+        return await service.tokenize(body)
+
+    @app.post("/detokenize", responses=errors(400, 404))
+    async def detokenize(body: DetokenizeRequest, response: Response) -> Detokenized:
+        response.headers.update(body.headers)
+        return await service.detokenize(body)
+
+    # Declared for clients that ask for it by habit: a page that is not there would not tell them why.
+    @app.post("/v1/embeddings", status_code=400, response_model=ErrorBody)
+    async def embeddings() -> Response:
+        raise RequestError(
+            f"embeddings are not served: '{service.model_name}' generates text; ask a server of an embedding model"
+        )
 
 
 def _add_model_routes(app: FastAPI, service: Service) -> None:
@@ -67,7 +101,7 @@ def _add_model_routes(app: FastAPI, service: Service) -> None:
     async def models() -> ModelList:
         return ModelList(data=[model])
 
-    @app.get("/v1/models/{name:path}", responses=ERRORS)
+    @app.get("/v1/models/{name:path}", responses=errors(404))
     async def model_named(name: str) -> Model:
         service.check_model(name)
         return model

@@ -46,13 +46,15 @@ class ChatTemplate:
         except TemplateSyntaxError as error:
             raise ArtifactError(f"chat template: line {error.lineno}: {error.message}; correct the template") from error
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def render(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
         """The prompt text of a conversation, ready for the assistant's turn; special tokens are part of the text.
 
         Raises RequestError when the template refuses the conversation.
         """
         try:
-            return self.template.render(messages=messages, add_generation_prompt=True, **self.special_tokens)
+            return self.template.render(
+                messages=messages, add_generation_prompt=add_generation_prompt, **self.special_tokens
+            )
         except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise RequestError(f"the chat template refuses these messages: {reason}", "messages") from error

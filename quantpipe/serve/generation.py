@@ -13,7 +13,10 @@ from quantpipe.serve.submission import EngineFailedError, Submission
 
 @dataclass(frozen=True)
 class PlacedToken:
-    """A token and where its characters begin and end in the choice's text."""
+    """A token and where its characters begin and end in the choice's text.
+
+    The log-probability of a prompt's first token, which nothing predicts, is NaN.
+    """
 
     logprob: TokenLogprob
     start: int
@@ -25,7 +28,7 @@ class TextDelta:
     """What was added to one choice: text, the tokens whose text is now complete, and on the last the reason it ended.
 
     ``num_tokens`` counts the choice's tokens so far. ``num_cached_tokens`` are those of the prompt that were not
-    computed, 0 in all choices but the prompt's first.
+    computed, 0 in all choices but the prompt's first. Its first delta has the ``prompt_logprobs``, if asked for.
     """
 
     text: str
@@ -33,6 +36,7 @@ class TextDelta:
     num_tokens: int
     finish_reason: FinishWord | None
     num_cached_tokens: int = 0
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class ChoiceText:
@@ -90,7 +94,9 @@ class ChoiceText:
             finish_reason = "stop"
         elif output.finish_reason is not None:
             finish_reason = "length" if output.finish_reason is FinishReason.LENGTH else "stop"
-        return TextDelta(text, tuple(tokens), self._num_tokens, finish_reason, output.num_cached_tokens)
+        return TextDelta(
+            text, tuple(tokens), self._num_tokens, finish_reason, output.num_cached_tokens, output.prompt_logprobs
+        )
 
 
 async def text_deltas(submission: Submission, choices: Sequence[ChoiceText]) -> AsyncIterator[tuple[int, TextDelta]]:
@@ -106,5 +112,5 @@ async def text_deltas(submission: Submission, choices: Sequence[ChoiceText]) -> 
         delta = choices[index].push(output)
         if delta.finish_reason is not None and output.finish_reason is None:
             submission.abort(index)  # a stop string: the engine does not know about it
-        if delta.text or delta.tokens or delta.finish_reason is not None:
+        if delta.text or delta.tokens or delta.prompt_logprobs or delta.finish_reason is not None:
             yield index, delta

@@ -1,5 +1,6 @@
 """From text deltas to OpenAI's bodies: whole replies and chunks of a stream. Pure: no engine, no HTTP."""
 
+import math
 import time
 import uuid
 from collections.abc import Iterable, Sequence
@@ -78,13 +79,15 @@ class CompletionRenderer:
         top = [self._top_logprobs(token.logprob) for token in tokens]
         return replies.CompletionLogprobs(
             tokens=[token_text(self.tokenizer, token.logprob.token_id) for token in tokens],
-            token_logprobs=[_finite(token.logprob.logprob) for token in tokens],
+            token_logprobs=[_known(token.logprob.logprob) for token in tokens],
             top_logprobs=top if num_top else None,
             text_offset=[token.start for token in tokens],
         )
 
-    def _top_logprobs(self, chosen: TokenLogprob) -> dict[str, float]:
-        """The most likely tokens, and the chosen one even if it is not among them."""
+    def _top_logprobs(self, chosen: TokenLogprob) -> dict[str, float] | None:
+        """The most likely tokens, and the chosen one even if it is not among them; None where nothing is known."""
+        if _known(chosen.logprob) is None:
+            return None
         pairs = dict(chosen.top) | {chosen.token_id: chosen.logprob}
         return {token_text(self.tokenizer, token_id): _finite(value) for token_id, value in pairs.items()}
 
@@ -163,6 +166,11 @@ def token_text(tokenizer: Tokenizer, token_id: int) -> str:
     """A token's text, or ``token_id:<id>`` where it is only part of a character."""
     text = tokenizer.decode([token_id], skip_special_tokens=False)
     return f"token_id:{token_id}" if REPLACEMENT in text else text
+
+
+def _known(logprob: float) -> float | None:
+    """None for the first token of a prompt, which nothing predicts."""
+    return None if math.isnan(logprob) else _finite(logprob)
 
 
 def _finite(logprob: float) -> float:

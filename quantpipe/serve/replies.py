@@ -23,11 +23,14 @@ class Usage(BaseModel):
 
 
 class CompletionLogprobs(BaseModel):
-    """One entry per token in each list; ``text_offset`` is where the token begins in the choice's text."""
+    """One entry per token in each list; ``text_offset`` is where the token begins in the choice's text.
+
+    Of an echoed prompt's first token there is no log-probability.
+    """
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]] | None
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
     text_offset: list[int]
 
 
@@ -140,6 +143,21 @@ class ModelList(BaseModel):
 
     object: Literal["list"] = "list"
     data: list[Model]
+
+
+class Tokenized(BaseModel):
+    """The tokens of a prompt; ``token_strs`` are their names in the vocabulary, if asked for."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class Detokenized(BaseModel):
+    """The text of tokens."""
+
+    prompt: str
 
 
 class Health(BaseModel):

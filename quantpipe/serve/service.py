@@ -13,12 +13,15 @@ from quantpipe.errors import RequestError
 from quantpipe.serve.api import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from quantpipe.serve.api_errors import ModelNotFoundError, problem_of
 from quantpipe.serve.chat import ChatTemplate
+from quantpipe.serve.echo import EchoedPrompt, echoed
 from quantpipe.serve.generation import ChoiceText, TextDelta, text_deltas
 from quantpipe.serve.loop import EngineLoop
+from quantpipe.serve.messages import ChatMessage
 from quantpipe.serve.metrics import ServerMetrics
 from quantpipe.serve.render import ChatRenderer, CompletionRenderer, Renderer, WholeChoice
-from quantpipe.serve.replies import PromptTokensDetails, Usage
+from quantpipe.serve.replies import Detokenized, PromptTokensDetails, Tokenized, Usage
 from quantpipe.serve.submission import AbortedError, PromptJob, Submission
+from quantpipe.serve.tokenize_api import DetokenizeRequest, TokenizeRequest
 
 logger = logging.getLogger(__name__)
 
@@ -44,14 +47,19 @@ class Service:
         """Answer ``/v1/completions``: ``n`` choices per prompt."""
         self.check_model(body.model)
         prompts = await asyncio.to_thread(self._encode_prompts, body)
-        jobs = [self._job(ids, body, body.max_tokens, DEFAULT_COMPLETION_TOKENS, body.logprobs) for ids in prompts]
+        prompt_logprobs = body.logprobs if body.echo else None
+        jobs = [
+            self._job(ids, body, body.max_tokens, DEFAULT_COMPLETION_TOKENS, body.logprobs, prompt_logprobs)
+            for ids in prompts
+        ]
         renderer = CompletionRenderer(self.model_name, self.tokenizer, body.logprobs)
-        return await self._answer(jobs, body, http_request, renderer)
+        echoes = await asyncio.to_thread(self._echoes, body, prompts) if body.echo else []
+        return await self._answer(jobs, body, http_request, renderer, echoes)
 
     async def chat(self, body: ChatCompletionRequest, http_request: Request) -> Response:
         """Answer ``/v1/chat/completions``: ``n`` choices."""
         self.check_model(body.model)
-        prompt_ids = await asyncio.to_thread(self._encode_messages, body)
+        prompt_ids = await asyncio.to_thread(self._encode_messages, body.messages)
         max_tokens = body.max_completion_tokens or body.max_tokens
         num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
         job = self._job(prompt_ids, body, max_tokens, self.engine_loop.max_model_len, num_logprobs)
@@ -60,6 +68,24 @@ class Service:
             return await self._answer([job], body, http_request, renderer)
         except RequestError as error:
             raise RequestError(str(error), CHAT_PARAMS.get(error.param or "", error.param)) from error
+
+    async def tokenize(self, body: TokenizeRequest) -> Tokenized:
+        """Answer ``/tokenize``."""
+        if body.model is not None:
+            self.check_model(body.model)
+        token_ids = await asyncio.to_thread(self._tokenize, body)
+        names = [self.tokenizer.token(token_id) or "" for token_id in token_ids] if body.return_token_strs else None
+        max_model_len = self.engine_loop.max_model_len
+        return Tokenized(count=len(token_ids), max_model_len=max_model_len, tokens=token_ids, token_strs=names)
+
+    async def detokenize(self, body: DetokenizeRequest) -> Detokenized:
+        """Answer ``/detokenize``; special tokens are shown."""
+        if body.model is not None:
+            self.check_model(body.model)
+        for token_id in body.tokens:
+            if self.tokenizer.token(token_id) is None:
+                raise RequestError(f"tokens: {token_id} is no token of model '{self.model_name}'", "tokens")
+        return Detokenized(prompt=await asyncio.to_thread(self.tokenizer.decode, body.tokens, False))
 
     def check_model(self, name: str) -> None:
         """Raise ModelNotFoundError unless ``name`` is the served model."""
@@ -70,11 +96,22 @@ class Service:
         encode = self.tokenizer.encode
         return [encode(p, add_special_tokens=True) if isinstance(p, str) else p for p in body.prompts]
 
-    def _encode_messages(self, body: ChatCompletionRequest) -> list[int]:
+    def _tokenize(self, body: TokenizeRequest) -> list[int]:
+        if body.messages is not None:
+            return self._encode_messages(body.messages, body.add_generation_prompt is not False)
+        return self.tokenizer.encode(body.prompt or "", add_special_tokens=body.add_special_tokens is not False)
+
+    def _echoes(self, body: CompletionRequest, prompts: Sequence[Sequence[int]]) -> list[EchoedPrompt]:
+        """The prompt of each choice."""
+        own = [EchoedPrompt.of(self.tokenizer, *pair) for pair in zip(body.prompts, prompts, strict=True)]
+        return [echo for echo in own for _ in range(body.n or 1)]
+
+    def _encode_messages(self, messages: Sequence[ChatMessage], add_generation_prompt: bool = True) -> list[int]:
         """The template writes the special tokens itself, so that encoding must add none."""
         if self.template is None:
             raise RequestError(f"model '{self.model_name}' has no chat template; use /v1/completions", "messages")
-        return self.tokenizer.encode(self.template.render([message.for_template() for message in body.messages]))
+        turns = [message.for_template() for message in messages]
+        return self.tokenizer.encode(self.template.render(turns, add_generation_prompt))
 
     def _job(
         self,
@@ -83,13 +120,14 @@ class Service:
         max_tokens: int | None,
         default: int,
         num_logprobs: int | None,
+        num_prompt_logprobs: int | None = None,
     ) -> PromptJob:
         """A limit the client did not set is cut to what fits; one it did set is the engine's to refuse."""
         if max_tokens is None:
             max_tokens = max(1, min(default, self.engine_loop.max_model_len - len(prompt_ids)))
         return PromptJob(
             tuple(prompt_ids),
-            body.sampling_params(max_tokens, num_logprobs),
+            body.sampling_params(max_tokens, num_logprobs, num_prompt_logprobs),
             body.cache_salt or "",
             body.priority or 0,
             body.qos or "standard",
@@ -97,8 +135,14 @@ class Service:
         )
 
     async def _answer(
-        self, jobs: Sequence[PromptJob], body: GenerationRequest, http_request: Request, renderer: Renderer
+        self,
+        jobs: Sequence[PromptJob],
+        body: GenerationRequest,
+        http_request: Request,
+        renderer: Renderer,
+        echoes: Sequence[EchoedPrompt] = (),
     ) -> Response:
+        """Run the jobs and render what comes of them, each choice after its prompt where there are ``echoes``."""
         submission = await self.engine_loop.submit(jobs)
         watcher = asyncio.create_task(_end_on_disconnect(http_request, submission))
         self._watchers.add(watcher)
@@ -106,12 +150,15 @@ class Service:
         num_choices = len(submission.samples)
         choices = [ChoiceText(self.tokenizer.stream(), body.stops, body.min_tokens or 0) for _ in range(num_choices)]
         deltas = self.metrics.observe(text_deltas(submission, choices))
+        if echoes:
+            deltas = echoed(deltas, echoes, jobs[0].params.prompt_logprobs is not None)
+        self.metrics.count_ignored(len(body.ignored))
         num_prompt_tokens = sum(len(job.prompt_ids) for job in jobs)
         if body.stream:
             events = _events(deltas, renderer, num_prompt_tokens, body.include_usage)
-            return StreamingResponse(events, headers=STREAM_HEADERS, media_type="text/event-stream")
+            return StreamingResponse(events, headers=STREAM_HEADERS | body.headers, media_type="text/event-stream")
         whole = await _whole(deltas, num_choices, renderer, num_prompt_tokens)
-        return Response(whole, media_type="application/json")
+        return Response(whole, headers=body.headers, media_type="application/json")
 
 
 async def _end_on_disconnect(http_request: Request, submission: Submission) -> None:

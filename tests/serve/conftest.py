@@ -100,11 +100,19 @@ class EchoEngine:
         for request_id in list(self._progress)[: self.max_num_seqs]:
             samples = sorted(self._running[request_id])
             output = self._advance(request_id)
-            outputs += [dataclasses.replace(output, index=index) for index in samples]
+            outputs += [
+                dataclasses.replace(output, index=index, prompt_logprobs=output.prompt_logprobs if index == 0 else ())
+                for index in samples
+            ]
         return outputs
 
     def _advance(self, request_id: str) -> StepOutput:
         request, count = self._progress[request_id]
+        prompt_logprobs = () if count else self._prompt_logprobs(request)
+        if request.params.max_tokens == 0:
+            del self._progress[request_id]
+            self._finished.add(request_id)
+            return StepOutput(request_id, (), (), FinishReason.LENGTH, prompt_logprobs=prompt_logprobs)
         text_ids = [token_id for token_id in request.prompt_ids if token_id != BOS] or [0]
         is_end = count == len(text_ids) and not request.params.ignore_eos
         token_id = EOS if is_end else text_ids[count % len(text_ids)]
@@ -116,7 +124,12 @@ class EchoEngine:
         if reason is not None:
             del self._progress[request_id]
             self._finished.add(request_id)
-        return StepOutput(request_id, (token_id,), self._logprobs(token_id, request.params.logprobs), reason)
+        logprobs = self._logprobs(token_id, request.params.logprobs)
+        return StepOutput(request_id, (token_id,), logprobs, reason, prompt_logprobs=prompt_logprobs)
+
+    def _prompt_logprobs(self, request: Request) -> tuple[TokenLogprob, ...]:
+        own = [self._logprobs(token_id, request.params.prompt_logprobs) for token_id in request.prompt_ids[1:]]
+        return tuple(logprob for logprobs in own for logprob in logprobs)
 
     def _logprobs(self, token_id: int, num_top: int | None) -> tuple[TokenLogprob, ...]:
         if num_top is None:
