@@ -79,6 +79,10 @@ class Tokenizer:
         stream = DetokenizerStream(self, skip_special_tokens)
         return stream.push(ids) + stream.finish()
 
+    def to_json(self) -> str:
+        """The tokenizer as the text of a ``tokenizer.json``."""
+        return str(self._core.to_str())
+
     def token(self, token_id: int) -> str | None:
         """The name of a token in the vocabulary; None where there is no such token."""
         name = self._core.id_to_token(token_id) if 0 <= token_id < 2**32 else None

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from quantpipe.engine.constraint import Grammar
 from quantpipe.engine.request import PRIORITIES, QosClass
 from quantpipe.engine.sampling_params import SamplingParams
 from quantpipe.serve.fields import (
@@ -22,11 +23,20 @@ from quantpipe.serve.fields import (
     Stop,
     Text,
 )
+from quantpipe.serve.guided_fields import (
+    Choices,
+    ResponseFormat,
+    Schema,
+    StructuredOutputs,
+    grammar_of_choices,
+    grammar_of_schema,
+)
 from quantpipe.serve.messages import ChatMessage
 from quantpipe.serve.request_body import RequestBody
 
 HARMLESS = frozenset(
     {
+        "guided_decoding_backend",
         "metadata",
         "prediction",
         "prompt_cache_key",
@@ -46,12 +56,14 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "parallel_tool_calls": (True, False),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "audio": (),
     "reasoning_effort": (),
     "verbosity": ("medium",),
     "web_search_options": (),
+    "guided_grammar": (),
+    "guided_whitespace_pattern": (),
+    "structural_tag": (),
     "chat_template_kwargs": ({},),
 }
 
@@ -91,6 +103,11 @@ class GenerationRequest(RequestBody):
     qos: QosClass | None = None
     latency_budget_ms: Annotated[FiniteFloat, Field(gt=0, le=MAX_LATENCY_BUDGET_MS)] | None = None
     cache_salt: Annotated[Text, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | Text | None = None
+    guided_regex: Annotated[Text, Field(min_length=1)] | None = None
+    guided_choice: Choices | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -115,6 +132,30 @@ class GenerationRequest(RequestBody):
             )
         return self
 
+    @model_validator(mode="after")
+    def _one_form_at_most(self) -> Self:
+        names = [name for name, _ in self._forms()]
+        if len(names) > 1:
+            raise PydanticCustomError(
+                "forms", "{param} cannot be joined with {other}; leave one out", {"param": names[1], "other": names[0]}
+            )
+        return self
+
+    def _forms(self) -> list[tuple[str, Grammar]]:
+        asked = [
+            ("response_format", None if self.response_format is None else self.response_format.grammar),
+            ("structured_outputs", None if self.structured_outputs is None else self.structured_outputs.grammars[0]),
+            ("guided_json", None if self.guided_json is None else _named("guided_json", self.guided_json)),
+            ("guided_regex", None if self.guided_regex is None else Grammar("regex", self.guided_regex)),
+            ("guided_choice", None if self.guided_choice is None else grammar_of_choices(self.guided_choice)),
+        ]
+        return [(name, grammar) for name, grammar in asked if grammar is not None]
+
+    @property
+    def form(self) -> tuple[str, Grammar] | None:
+        """The grammar that the text is to obey, and the field that asks for it."""
+        return next(iter(self._forms()), None)
+
     @property
     def include_usage(self) -> bool:
         """Whether the stream ends with a chunk that counts tokens."""
@@ -131,7 +172,11 @@ class GenerationRequest(RequestBody):
         return None if self.latency_budget_ms is None else self.latency_budget_ms / 1000
 
     def sampling_params(
-        self, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None = None
+        self,
+        max_tokens: int,
+        logprobs: int | None,
+        prompt_logprobs: int | None = None,
+        grammar: Grammar | None = None,
     ) -> SamplingParams:
         """The engine's view; OpenAI's defaults sample at temperature 1."""
         return SamplingParams(
@@ -149,6 +194,7 @@ class GenerationRequest(RequestBody):
             seed=None if self.seed is None else self.seed % 2**63,  # generators take no negative seeds
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=bool(self.ignore_eos),
+            grammar=grammar,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
         )
@@ -196,3 +242,10 @@ class ChatCompletionRequest(GenerationRequest):
                 "max_tokens", "{param} differs from its newer name max_completion_tokens", {"param": "max_tokens"}
             )
         return self
+
+
+def _named(name: str, schema: Schema | str) -> Grammar:
+    try:
+        return grammar_of_schema(schema)
+    except PydanticCustomError as error:
+        raise PydanticCustomError("schema", "{param} {reason}", {"param": name, "reason": error.message()}) from error

@@ -8,8 +8,10 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from quantpipe.engine.constraint import ConstraintCompiler
 from quantpipe.engine.tokenizer import Tokenizer
 from quantpipe.errors import RequestError
+from quantpipe.guided.compiler import GrammarCompiler
 from quantpipe.serve.api import ChatCompletionRequest, CompletionRequest
 from quantpipe.serve.api_errors import ErrorBody, install_error_replies
 from quantpipe.serve.chat import ChatTemplate
@@ -35,17 +37,22 @@ GENERATION_ERRORS = errors(400, 404, 500, 503)
 
 
 def create_app(
-    engine_loop: EngineLoop, tokenizer: Tokenizer, model_name: str, on_ready: Callable[[], None] | None = None
+    engine_loop: EngineLoop,
+    tokenizer: Tokenizer,
+    model_name: str,
+    on_ready: Callable[[], None] | None = None,
+    compiler: ConstraintCompiler | None = None,
 ) -> FastAPI:
     """The server's application; its lifespan starts and stops ``engine_loop`` and calls ``on_ready`` in between.
 
+    Grammars are checked by ``compiler``, or by one for the tokenizer alone.
     Raises ArtifactError if the model's chat template is not valid.
     """
     template = None
     if tokenizer.chat_template is not None:
         template = ChatTemplate.compile(tokenizer.chat_template, tokenizer.special_tokens)
     metrics = ServerMetrics(lambda: engine_loop.stats)
-    service = Service(engine_loop, tokenizer, model_name, template, metrics)
+    service = Service(engine_loop, tokenizer, model_name, template, metrics, compiler or GrammarCompiler(tokenizer))
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

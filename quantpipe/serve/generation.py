@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from quantpipe.engine.request import FinishReason, StepOutput, TokenLogprob
 from quantpipe.engine.tokenizer import REPLACEMENT, DetokenizerStream
+from quantpipe.errors import QuantpipeError, RequestError
 from quantpipe.serve.replies import FinishWord
 from quantpipe.serve.stops import StopMatcher
 from quantpipe.serve.submission import EngineFailedError, Submission
@@ -102,11 +103,12 @@ class ChoiceText:
 async def text_deltas(submission: Submission, choices: Sequence[ChoiceText]) -> AsyncIterator[tuple[int, TextDelta]]:
     """The deltas of all choices as they come, each with the choice's index; empty ones are left out.
 
-    Raises what ``Submission.outputs`` raises, and EngineFailedError where the engine had to give up a prompt.
+    Raises what ``Submission.outputs`` raises, and where the engine had to give up a prompt, EngineFailedError, or
+    RequestError if its own parameters are to blame.
     """
     async for index, output in submission.outputs():
         if output.finish_reason is FinishReason.ABORT:
-            failure = EngineFailedError(output.error or "the engine gave up this request")
+            failure = _failure(output)
             submission.end(failure)
             raise failure
         delta = choices[index].push(output)
@@ -114,3 +116,8 @@ async def text_deltas(submission: Submission, choices: Sequence[ChoiceText]) -> 
             submission.abort(index)  # a stop string: the engine does not know about it
         if delta.text or delta.tokens or delta.prompt_logprobs or delta.finish_reason is not None:
             yield index, delta
+
+
+def _failure(output: StepOutput) -> QuantpipeError:
+    reason = output.error or "the engine gave up this request"
+    return RequestError(reason) if output.is_refused else EngineFailedError(reason)

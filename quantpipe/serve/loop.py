@@ -38,6 +38,7 @@ class SteppedEngine(Protocol):
     def max_model_len(self) -> int: ...
     @property
     def has_unfinished(self) -> bool: ...
+    def compiled(self, params: SamplingParams) -> object: ...
     def add(
         self,
         prompt_ids: Sequence[int],
@@ -95,6 +96,8 @@ class EngineLoop:
 
         Raises RequestError if one can never run, UnavailableError if the queue is full or the server is closing.
         """
+        if jobs[0].params.grammar is not None:  # the same for all: compiled here, it does not keep the others waiting
+            await asyncio.to_thread(self._engine.compiled, jobs[0].params)
         self._check_room(sum(job.params.n for job in jobs))
         submission = Submission(f"request-{next(self._names)}", jobs, self._abort_in_engine, self._forget)
         self._submissions.add(submission)

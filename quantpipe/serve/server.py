@@ -5,6 +5,7 @@ import gc
 import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import uvicorn
@@ -12,7 +13,8 @@ import uvicorn
 from quantpipe.engine.config import EngineConfig
 from quantpipe.engine.engine import Engine
 from quantpipe.engine.tokenizer import Tokenizer
-from quantpipe.errors import DataError
+from quantpipe.errors import DataError, RequestError
+from quantpipe.guided.compiler import GrammarCompiler
 from quantpipe.serve.app import create_app
 from quantpipe.serve.loop import EngineLoop
 from quantpipe.serve.submission import UnavailableError
@@ -33,10 +35,14 @@ def run_server(folder: Path, config: EngineConfig, host: str, port: int, model_n
         opening = pool.submit(Tokenizer.open, folder)
         engine = Engine.open(folder, config)
     tokenizer = opening.result()
+    compiler = GrammarCompiler(tokenizer, engine.description.vocab_size, engine.description.eos_token_ids)
+    with suppress(RequestError):  # each request with a grammar will be told
+        compiler.load()
+    engine.compiler = compiler
     name = model_name or folder.resolve().name
     with bind(host, port) as listener:
         engine.warm_up()
-        asyncio.run(_serve(engine, tokenizer, name, listener))
+        asyncio.run(_serve(engine, tokenizer, name, listener, compiler))
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -59,7 +65,9 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-async def _serve(engine: Engine, tokenizer: Tokenizer, model_name: str, listener: socket.socket) -> None:
+async def _serve(
+    engine: Engine, tokenizer: Tokenizer, model_name: str, listener: socket.socket, compiler: GrammarCompiler
+) -> None:
     engine_loop = EngineLoop(engine)
     drains: list[asyncio.Task[None]] = []
 
@@ -78,7 +86,7 @@ async def _serve(engine: Engine, tokenizer: Tokenizer, model_name: str, listener
         gc.enable()
         print(f"quantpipe: serving {model_name} on {_url(listener)} ({_engine_facts(engine)})", flush=True)
 
-    app = create_app(engine_loop, tokenizer, model_name, on_ready)
+    app = create_app(engine_loop, tokenizer, model_name, on_ready, compiler)
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, backlog=BACKLOG, timeout_graceful_shutdown=int(DRAIN_S + FLUSH_S)
     )

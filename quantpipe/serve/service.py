@@ -4,10 +4,12 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 
+from quantpipe.engine.constraint import ConstraintCompiler, Grammar
 from quantpipe.engine.tokenizer import Tokenizer
 from quantpipe.errors import RequestError
 from quantpipe.serve.api import ChatCompletionRequest, CompletionRequest, GenerationRequest
@@ -32,6 +34,16 @@ STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 Deltas = AsyncIterator[tuple[int, TextDelta]]
 
 
+class Wanted(NamedTuple):
+    """What the endpoints word differently: the most new tokens (or a default), log-probabilities, and a grammar."""
+
+    max_tokens: int | None
+    default: int
+    num_logprobs: int | None
+    num_prompt_logprobs: int | None = None
+    grammar: Grammar | None = None
+
+
 @dataclass(frozen=True)
 class Service:
     """What all requests to one served model share."""
@@ -41,17 +53,22 @@ class Service:
     model_name: str
     template: ChatTemplate | None
     metrics: ServerMetrics
+    compiler: ConstraintCompiler
+    _compiling: asyncio.Lock = field(default_factory=asyncio.Lock)
     _watchers: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def complete(self, body: CompletionRequest, http_request: Request) -> Response:
         """Answer ``/v1/completions``: ``n`` choices per prompt."""
         self.check_model(body.model)
         prompts = await asyncio.to_thread(self._encode_prompts, body)
-        prompt_logprobs = body.logprobs if body.echo else None
-        jobs = [
-            self._job(ids, body, body.max_tokens, DEFAULT_COMPLETION_TOKENS, body.logprobs, prompt_logprobs)
-            for ids in prompts
-        ]
+        wanted = Wanted(
+            body.max_tokens,
+            DEFAULT_COMPLETION_TOKENS,
+            body.logprobs,
+            body.logprobs if body.echo else None,
+            await self._grammar(body.form),
+        )
+        jobs = [self._job(ids, body, wanted) for ids in prompts]
         renderer = CompletionRenderer(self.model_name, self.tokenizer, body.logprobs)
         echoes = await asyncio.to_thread(self._echoes, body, prompts) if body.echo else []
         return await self._answer(jobs, body, http_request, renderer, echoes)
@@ -60,9 +77,14 @@ class Service:
         """Answer ``/v1/chat/completions``: ``n`` choices."""
         self.check_model(body.model)
         prompt_ids = await asyncio.to_thread(self._encode_messages, body.messages)
-        max_tokens = body.max_completion_tokens or body.max_tokens
         num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        job = self._job(prompt_ids, body, max_tokens, self.engine_loop.max_model_len, num_logprobs)
+        wanted = Wanted(
+            body.max_completion_tokens or body.max_tokens,
+            self.engine_loop.max_model_len,
+            num_logprobs,
+            grammar=await self._grammar(body.form),
+        )
+        job = self._job(prompt_ids, body, wanted)
         renderer = ChatRenderer(self.model_name, self.tokenizer, num_logprobs is not None, body.n or 1)
         try:
             return await self._answer([job], body, http_request, renderer)
@@ -113,21 +135,26 @@ class Service:
         turns = [message.for_template() for message in messages]
         return self.tokenizer.encode(self.template.render(turns, add_generation_prompt))
 
-    def _job(
-        self,
-        prompt_ids: Sequence[int],
-        body: GenerationRequest,
-        max_tokens: int | None,
-        default: int,
-        num_logprobs: int | None,
-        num_prompt_logprobs: int | None = None,
-    ) -> PromptJob:
+    async def _grammar(self, form: tuple[str, Grammar] | None) -> Grammar | None:
+        """The grammar that a field asks for, once it is known that it can be obeyed. One at a time is compiled."""
+        if form is None:
+            return None
+        param, grammar = form
+        try:
+            async with self._compiling:
+                await asyncio.to_thread(self.compiler.compile, grammar)
+        except RequestError as error:
+            raise RequestError(f"{param}: {str(error).removeprefix('grammar: ')}", param) from error
+        return grammar
+
+    def _job(self, prompt_ids: Sequence[int], body: GenerationRequest, wanted: Wanted) -> PromptJob:
         """A limit the client did not set is cut to what fits; one it did set is the engine's to refuse."""
+        max_tokens = wanted.max_tokens
         if max_tokens is None:
-            max_tokens = max(1, min(default, self.engine_loop.max_model_len - len(prompt_ids)))
+            max_tokens = max(1, min(wanted.default, self.engine_loop.max_model_len - len(prompt_ids)))
         return PromptJob(
             tuple(prompt_ids),
-            body.sampling_params(max_tokens, num_logprobs, num_prompt_logprobs),
+            body.sampling_params(max_tokens, wanted.num_logprobs, wanted.num_prompt_logprobs, wanted.grammar),
             body.cache_salt or "",
             body.priority or 0,
             body.qos or "standard",

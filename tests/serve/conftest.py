@@ -5,7 +5,7 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import httpx
 import pytest
@@ -25,7 +25,7 @@ from quantpipe.engine.request import (
 from quantpipe.engine.stats import EngineStats
 from quantpipe.engine.tokenizer import Tokenizer
 from quantpipe.serve.app import create_app
-from quantpipe.serve.loop import EngineLoop
+from quantpipe.serve.loop import EngineLoop, SteppedEngine
 from quantpipe.serve.server import bind
 
 VOCAB_SIZE = 258
@@ -65,6 +65,9 @@ class EchoEngine:
     def has_unfinished(self) -> bool:
         self.num_polls += 1
         return bool(self._progress)
+
+    def compiled(self, params: SamplingParams) -> None:
+        pass
 
     def add(
         self,
@@ -164,7 +167,7 @@ def tokenizer() -> Tokenizer:
 class RunningServer:
     """A uvicorn server in its own thread and event loop."""
 
-    def __init__(self, engine: EchoEngine, tokenizer: Tokenizer, max_open_prompts: int = 256) -> None:
+    def __init__(self, engine: SteppedEngine, tokenizer: Tokenizer, max_open_prompts: int = 256) -> None:
         self.engine = engine
         self.listener = bind("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
@@ -228,3 +231,9 @@ def start_server(tokenizer: Tokenizer) -> Iterator[Callable[..., RunningServer]]
     yield start
     for own in started:
         own.stop()
+
+
+@pytest.fixture(scope="session")
+def run_real() -> Callable[[SteppedEngine, Tokenizer], AbstractContextManager[RunningServer]]:
+    """``with run_real(engine, tokenizer) as server``: a server, whose model is called echo, over a real engine."""
+    return lambda engine, tokenizer: running(RunningServer(engine, tokenizer))

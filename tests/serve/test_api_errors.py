@@ -70,7 +70,7 @@ BAD_FIELDS: list[tuple[str, Any]] = [
     ("cache_salt", "x" * 257),
     ("cache_salt", 7),
     ("cache_salt", ["tenant"]),
-    ("response_format", {"type": "json_object"}),
+    ("response_format", {"type": "xml"}),
     ("tools", [{"type": "function", "function": {"name": "f"}}]),
     ("stream", "yes"),
     ("stream_options", {"include_usage": True}),
