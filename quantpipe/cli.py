@@ -203,6 +203,11 @@ def verify(artifact: Path) -> int:
     type=click.IntRange(min=0),
     help="First tokens that stay in sight of such a window, such as 4.",
 )
+@click.option(
+    "--tool-parser",
+    type=click.Choice(["hermes", "llama3"]),
+    help="How the model writes calls of tools. Default: as its chat template shows.",
+)
 @click.option("--num-threads", type=click.IntRange(min=1), help="CPU threads. Default: all cores.")
 @click.option(
     "--activations",
@@ -236,6 +241,7 @@ def serve(
     num_draft_tokens: int,
     window_tokens: int | None,
     sink_tokens: int,
+    tool_parser: str | None,
     num_threads: int | None,
     activations: "Activations",
     engine_settings: tuple[str, ...],
@@ -270,7 +276,7 @@ def serve(
         config = EngineConfig.of(flags | read_settings(engine_settings, flags))
         if hashing is not None:
             require_intact(artifact, hashing)
-        run_server(artifact, config, host, port, model_name)
+        run_server(artifact, config, host, port, model_name, tool_parser)
 
 
 @contextmanager

@@ -79,6 +79,11 @@ class Tokenizer:
         stream = DetokenizerStream(self, skip_special_tokens)
         return stream.push(ids) + stream.finish()
 
+    def is_special(self, text: str) -> bool:
+        """Whether ``text`` is a token that decoding leaves out as one that is no text."""
+        added = self._core.get_added_tokens_decoder().values()
+        return any(token.special and token.content == text for token in added)
+
     def to_json(self) -> str:
         """The tokenizer as the text of a ``tokenizer.json``."""
         return str(self._core.to_str())

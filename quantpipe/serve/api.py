@@ -33,6 +33,7 @@ from quantpipe.serve.guided_fields import (
 )
 from quantpipe.serve.messages import ChatMessage
 from quantpipe.serve.request_body import RequestBody
+from quantpipe.serve.tools.definitions import ToolChoice, Tools, check_choice
 
 HARMLESS = frozenset(
     {
@@ -51,9 +52,6 @@ HARMLESS = frozenset(
 # Not served -> the values, besides null, that ask for nothing.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "suffix": ("",),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
@@ -232,6 +230,9 @@ class ChatCompletionRequest(GenerationRequest):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
@@ -240,6 +241,13 @@ class ChatCompletionRequest(GenerationRequest):
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             raise PydanticCustomError(
                 "max_tokens", "{param} differs from its newer name max_completion_tokens", {"param": "max_tokens"}
+            )
+        check_choice(self.tools, self.tool_choice)
+        if self.tools and self.tool_choice != "none" and self.form is not None:
+            raise PydanticCustomError(
+                "forms",
+                "{param} leaves no room for calls; leave it out, or the tools, or set tool_choice to 'none'",
+                {"param": self.form[0]},
             )
         return self
 

@@ -21,6 +21,8 @@ from quantpipe.serve.openapi import describe_truly
 from quantpipe.serve.replies import ChatCompletion, Completion, Detokenized, Health, Model, ModelList, Tokenized
 from quantpipe.serve.service import Service
 from quantpipe.serve.tokenize_api import DetokenizeRequest, TokenizeRequest
+from quantpipe.serve.tools.formats import format_of
+from quantpipe.serve.tools.request_tools import ToolSupport
 
 Responses = dict[int | str, dict[str, Any]]
 
@@ -42,17 +44,23 @@ def create_app(
     model_name: str,
     on_ready: Callable[[], None] | None = None,
     compiler: ConstraintCompiler | None = None,
+    tool_parser: str | None = None,
 ) -> FastAPI:
     """The server's application; its lifespan starts and stops ``engine_loop`` and calls ``on_ready`` in between.
 
-    Grammars are checked by ``compiler``, or by one for the tokenizer alone.
+    Grammars are checked by ``compiler``, or by one for the tokenizer alone. Calls of tools are read as ``tool_parser``
+    says, one of TOOL_FORMATS, or as the chat template shows them.
     Raises ArtifactError if the model's chat template is not valid.
     """
     template = None
     if tokenizer.chat_template is not None:
         template = ChatTemplate.compile(tokenizer.chat_template, tokenizer.special_tokens)
+    source = tokenizer.chat_template or ""
+    tool_support = ToolSupport(tool_parser or format_of(source), template is not None and template.knows_tools)
     metrics = ServerMetrics(lambda: engine_loop.stats)
-    service = Service(engine_loop, tokenizer, model_name, template, metrics, compiler or GrammarCompiler(tokenizer))
+    service = Service(
+        engine_loop, tokenizer, model_name, template, metrics, compiler or GrammarCompiler(tokenizer), tool_support
+    )
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

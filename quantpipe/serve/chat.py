@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NoReturn
 
-from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
+from jinja2 import Template, TemplateError, TemplateSyntaxError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -31,6 +31,7 @@ class ChatTemplate:
 
     template: Template
     special_tokens: Mapping[str, str]
+    knows_tools: bool = False
 
     @classmethod
     def compile(cls, source: str, special_tokens: Mapping[str, str]) -> "ChatTemplate":
@@ -42,18 +43,24 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
         try:
-            return cls(environment.from_string(source), dict(special_tokens))
+            names = meta.find_undeclared_variables(environment.parse(source))
+            return cls(environment.from_string(source), dict(special_tokens), "tools" in names)
         except TemplateSyntaxError as error:
             raise ArtifactError(f"chat template: line {error.lineno}: {error.message}; correct the template") from error
 
-    def render(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
         """The prompt text of a conversation, ready for the assistant's turn; special tokens are part of the text.
 
         Raises RequestError when the template refuses the conversation.
         """
         try:
             return self.template.render(
-                messages=messages, add_generation_prompt=add_generation_prompt, **self.special_tokens
+                messages=messages, add_generation_prompt=add_generation_prompt, tools=tools, **self.special_tokens
             )
         except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
             reason = " ".join(str(error).split()) or type(error).__name__

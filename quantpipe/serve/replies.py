@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-FinishWord = Literal["stop", "length"]
+FinishWord = Literal["stop", "length", "tool_calls"]
 
 
 class PromptTokensDetails(BaseModel):
@@ -74,11 +74,33 @@ class ChatLogprobs(BaseModel):
     content: list[ChatTokenLogprob]
 
 
+class FunctionCall(BaseModel):
+    """The function and its arguments, as JSON."""
+
+    name: str
+    arguments: str
+
+
+class MessageToolCall(BaseModel):
+    """A call that the model makes."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class DeltaToolCall(MessageToolCall):
+    """A call, whole, in a chunk; ``index`` counts the calls of a choice."""
+
+    index: int
+
+
 class AssistantMessage(BaseModel):
-    """The model's turn."""
+    """The model's turn; without content where it only makes calls."""
 
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
+    tool_calls: list[MessageToolCall] | None = Field(default=None, exclude_if=lambda calls: calls is None)
 
 
 class ChatChoice(BaseModel):
@@ -106,6 +128,7 @@ class ChatDelta(BaseModel):
 
     role: Literal["assistant"] | None = Field(default=None, exclude_if=lambda role: role is None)
     content: str | None = Field(default=None, exclude_if=lambda content: content is None)
+    tool_calls: list[DeltaToolCall] | None = Field(default=None, exclude_if=lambda calls: calls is None)
 
 
 class ChatChunkChoice(BaseModel):

@@ -25,7 +25,14 @@ BACKLOG = 2048
 FLUSH_S = 5.0
 
 
-def run_server(folder: Path, config: EngineConfig, host: str, port: int, model_name: str | None = None) -> None:
+def run_server(
+    folder: Path,
+    config: EngineConfig,
+    host: str,
+    port: int,
+    model_name: str | None = None,
+    tool_parser: str | None = None,
+) -> None:
     """Serve ``folder`` until SIGTERM or SIGINT; a second signal cuts the requests in flight short.
 
     Port 0 takes a free one. Warms the engine up, then prints one line when requests are taken. Raises ArtifactError for
@@ -42,7 +49,7 @@ def run_server(folder: Path, config: EngineConfig, host: str, port: int, model_n
     name = model_name or folder.resolve().name
     with bind(host, port) as listener:
         engine.warm_up()
-        asyncio.run(_serve(engine, tokenizer, name, listener, compiler))
+        asyncio.run(_serve(engine, tokenizer, name, listener, compiler, tool_parser))
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -66,7 +73,12 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 async def _serve(
-    engine: Engine, tokenizer: Tokenizer, model_name: str, listener: socket.socket, compiler: GrammarCompiler
+    engine: Engine,
+    tokenizer: Tokenizer,
+    model_name: str,
+    listener: socket.socket,
+    compiler: GrammarCompiler,
+    tool_parser: str | None,
 ) -> None:
     engine_loop = EngineLoop(engine)
     drains: list[asyncio.Task[None]] = []
@@ -86,7 +98,7 @@ async def _serve(
         gc.enable()
         print(f"quantpipe: serving {model_name} on {_url(listener)} ({_engine_facts(engine)})", flush=True)
 
-    app = create_app(engine_loop, tokenizer, model_name, on_ready, compiler)
+    app = create_app(engine_loop, tokenizer, model_name, on_ready, compiler, tool_parser)
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, backlog=BACKLOG, timeout_graceful_shutdown=int(DRAIN_S + FLUSH_S)
     )

@@ -24,6 +24,7 @@ from quantpipe.serve.render import ChatRenderer, CompletionRenderer, Renderer, W
 from quantpipe.serve.replies import Detokenized, PromptTokensDetails, Tokenized, Usage
 from quantpipe.serve.submission import AbortedError, PromptJob, Submission
 from quantpipe.serve.tokenize_api import DetokenizeRequest, TokenizeRequest
+from quantpipe.serve.tools.request_tools import RequestTools, ToolSupport
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ class Service:
     template: ChatTemplate | None
     metrics: ServerMetrics
     compiler: ConstraintCompiler
+    tool_support: ToolSupport
     _compiling: asyncio.Lock = field(default_factory=asyncio.Lock)
     _watchers: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -76,16 +78,18 @@ class Service:
     async def chat(self, body: ChatCompletionRequest, http_request: Request) -> Response:
         """Answer ``/v1/chat/completions``: ``n`` choices."""
         self.check_model(body.model)
-        prompt_ids = await asyncio.to_thread(self._encode_messages, body.messages)
+        asked = body.tools, body.tool_choice, body.parallel_tool_calls
+        tools = RequestTools.of(*asked, self.tool_support, self.tokenizer)
+        prompt_ids = await asyncio.to_thread(self._encode_messages, body.messages, tools=tools)
         num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
         wanted = Wanted(
             body.max_completion_tokens or body.max_tokens,
             self.engine_loop.max_model_len,
             num_logprobs,
-            grammar=await self._grammar(body.form),
+            grammar=await self._grammar(tools.form if tools else body.form),
         )
         job = self._job(prompt_ids, body, wanted)
-        renderer = ChatRenderer(self.model_name, self.tokenizer, num_logprobs is not None, body.n or 1)
+        renderer = ChatRenderer(self.model_name, self.tokenizer, num_logprobs is not None, body.n or 1, tools)
         try:
             return await self._answer([job], body, http_request, renderer)
         except RequestError as error:
@@ -128,12 +132,19 @@ class Service:
         own = [EchoedPrompt.of(self.tokenizer, *pair) for pair in zip(body.prompts, prompts, strict=True)]
         return [echo for echo in own for _ in range(body.n or 1)]
 
-    def _encode_messages(self, messages: Sequence[ChatMessage], add_generation_prompt: bool = True) -> list[int]:
+    def _encode_messages(
+        self,
+        messages: Sequence[ChatMessage],
+        add_generation_prompt: bool = True,
+        tools: RequestTools | None = None,
+    ) -> list[int]:
         """The template writes the special tokens itself, so that encoding must add none."""
         if self.template is None:
             raise RequestError(f"model '{self.model_name}' has no chat template; use /v1/completions", "messages")
         turns = [message.for_template() for message in messages]
-        return self.tokenizer.encode(self.template.render(turns, add_generation_prompt))
+        return self.tokenizer.encode(
+            self.template.render(turns, add_generation_prompt, tools.for_template if tools else None)
+        )
 
     async def _grammar(self, form: tuple[str, Grammar] | None) -> Grammar | None:
         """The grammar that a field asks for, once it is known that it can be obeyed. One at a time is compiled."""
@@ -175,7 +186,10 @@ class Service:
         self._watchers.add(watcher)
         watcher.add_done_callback(self._watchers.discard)
         num_choices = len(submission.samples)
-        choices = [ChoiceText(self.tokenizer.stream(), body.stops, body.min_tokens or 0) for _ in range(num_choices)]
+        choices = [
+            ChoiceText(self.tokenizer.stream(renderer.skips_special_tokens), body.stops, body.min_tokens or 0)
+            for _ in range(num_choices)
+        ]
         deltas = self.metrics.observe(text_deltas(submission, choices))
         if echoes:
             deltas = echoed(deltas, echoes, jobs[0].params.prompt_logprobs is not None)

@@ -108,7 +108,7 @@ BAD_MESSAGES: list[Any] = [
     [{"role": "user"}],
     [{"content": "hi"}],
     [{"role": "wizard", "content": "hi"}],
-    [{"role": "tool", "content": "hi"}],
+    [{"role": "function", "content": "hi"}],
     [{"role": "user", "content": None}],
     [{"role": "user", "content": 5}],
     [{"role": "user", "content": []}],
@@ -259,9 +259,9 @@ def test_limits_that_contradict_each_other_are_refused(server: Server) -> None:
     assert server.post(CHAT, **body, max_completion_tokens=4).status_code == 200
 
 
-def test_message_parts_not_served_yet_are_refused_by_name(server: Server) -> None:
-    messages = [{"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}]
-    assert_refused(server.post(CHAT, model="echo", messages=messages), "tool_calls")
+def test_message_parts_that_are_not_served_are_refused_by_name(server: Server) -> None:
+    messages = [{"role": "assistant", "content": "", "audio": {"id": "1"}}]
+    assert_refused(server.post(CHAT, model="echo", messages=messages), "audio")
 
 
 def test_what_is_not_served_is_said_by_name(server: Server) -> None:
