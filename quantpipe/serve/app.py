@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
+from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from quantpipe.engine.constraint import ConstraintCompiler
@@ -134,6 +135,6 @@ def _add_operations_routes(app: FastAPI, service: Service) -> None:
             return Health(status="stopping")
         return Health(status="ok")
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         return Response(service.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)

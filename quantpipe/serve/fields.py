@@ -45,8 +45,9 @@ def _check_unicode(text: str) -> str:
 
 
 def shown_name(name: object) -> str:
-    """A client's name for a field, fit to be quoted."""
-    return str(name)[:MAX_SHOWN_CHARS].encode("utf-8", "backslashreplace").decode()
+    """A client's name for something, fit to be quoted in a line: cut, and escaped where it cannot be printed."""
+    characters = str(name)[:MAX_SHOWN_CHARS]
+    return "".join(own if own.isprintable() else own.encode("unicode_escape").decode() for own in characters)
 
 
 def _check_prompt(prompt: Any) -> Any:

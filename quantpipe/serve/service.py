@@ -16,6 +16,7 @@ from quantpipe.serve.api import ChatCompletionRequest, CompletionRequest, Genera
 from quantpipe.serve.api_errors import ModelNotFoundError, problem_of
 from quantpipe.serve.chat import ChatTemplate
 from quantpipe.serve.echo import EchoedPrompt, echoed
+from quantpipe.serve.fields import shown_name
 from quantpipe.serve.generation import ChoiceText, TextDelta, text_deltas
 from quantpipe.serve.loop import EngineLoop
 from quantpipe.serve.messages import ChatMessage
@@ -116,7 +117,8 @@ class Service:
     def check_model(self, name: str) -> None:
         """Raise ModelNotFoundError unless ``name`` is the served model."""
         if name != self.model_name:
-            raise ModelNotFoundError(f"model '{name}' is not served here; this server serves '{self.model_name}'")
+            shown = shown_name(name)
+            raise ModelNotFoundError(f"model '{shown}' is not served here; this server serves '{self.model_name}'")
 
     def _encode_prompts(self, body: CompletionRequest) -> list[list[int]]:
         encode = self.tokenizer.encode

@@ -242,7 +242,7 @@ def test_unknown_fields_are_ignored_by_name_and_counted(server: Server, path: st
     response = server.post(path, model="echo", stream=stream, **asked, **odd)
     assert response.status_code == 200
     names = response.headers["quantpipe-ignored"].split(", ")
-    assert names == ["a%2C%20b%0D%0ASet-Cookie%3A%20c", "max_token", "%C3%A9" * 60]
+    assert names == ["a%2C%20b%5Cr%5CnSet-Cookie%3A%20c", "max_token", "%C3%A9" * 60]
     assert "set-cookie" not in response.headers
     assert count() == before + 3
     assert "quantpipe-ignored" not in server.post(path, model="echo", **asked, user="me").headers
@@ -278,3 +278,12 @@ def test_what_is_not_served_is_said_by_name(server: Server) -> None:
 def test_embeddings_are_refused_with_what_is_served(server: Server, body: dict[str, Any]) -> None:
     assert "embeddings are not served" in assert_refused(server.post("/v1/embeddings", **body))["message"]
     assert "embeddings are not served" in assert_refused(server.http.post("/v1/embeddings", content=b"{"))["message"]
+
+
+def test_name_of_a_model_is_quoted_in_one_line_of_bounded_length(server: Server) -> None:
+    for name in ("x" * 5000, "a\nb\x1b[31m"):
+        for path, asked in ((COMPLETIONS, {"prompt": "a"}), (CHAT, {"messages": USER}), ("/tokenize", {"prompt": "a"})):
+            response = server.post(path, model=name, **asked)
+            message = response.json()["error"]["message"]
+            assert response.status_code == 404
+            assert message.isprintable() and len(message) < 200
