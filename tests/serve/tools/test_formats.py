@@ -76,3 +76,10 @@ def test_marks_that_are_tokens_of_their_own_are_written_as_such() -> None:
 )
 def test_format_is_the_one_that_the_template_shows(template: str, name: str | None) -> None:
     assert format_of(template) == name
+
+
+def test_every_format_can_be_named_when_a_server_is_started() -> None:
+    from quantpipe.cli import serve
+
+    [option] = [own for own in serve.params if own.name == "tool_parser"]
+    assert list(option.type.choices) == list(TOOL_FORMATS)
