@@ -204,6 +204,11 @@ def verify(artifact: Path) -> int:
     type=click.IntRange(min=0),
     help="First tokens that stay in sight of such a window, such as 4.",
 )
+@click.option(
+    "--tool-parser",
+    type=click.Choice(["hermes", "llama3"]),
+    help="How the model writes calls of tools. Default: as its chat template shows.",
+)
 @click.option("--num-threads", type=click.IntRange(min=1), help="CPU threads. Default: all cores.")
 @click.option(
     "--activations",
@@ -258,6 +263,7 @@ def serve(
     num_draft_tokens: int,
     window_tokens: int | None,
     sink_tokens: int,
+    tool_parser: str | None,
     num_threads: int | None,
     activations: "Activations",
     engine_settings: tuple[str, ...],
@@ -289,7 +295,7 @@ def serve(
         from quantpipe.serve.server import run_server
 
         limits = WatchLimits(stalled_s, hung_s)
-        run_server(artifact, settings, host, port, model_name, not skip_verify, drain_s, limits)
+        run_server(artifact, settings, host, port, model_name, not skip_verify, drain_s, limits, tool_parser)
 
 
 @contextmanager

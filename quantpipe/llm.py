@@ -19,6 +19,7 @@ from quantpipe.engine.stats import EngineStats
 from quantpipe.engine.tokenizer import Tokenizer
 from quantpipe.errors import RequestError
 from quantpipe.formats.artifact import require_intact
+from quantpipe.guided.compiler import GrammarCompiler
 from quantpipe.serve.chat import ChatTemplate
 from quantpipe.serve.generation import ChoiceText
 
@@ -43,6 +44,8 @@ class LLM:
         if self.tokenizer.chat_template is not None:
             self._template = ChatTemplate.compile(self.tokenizer.chat_template, self.tokenizer.special_tokens)
         self._engine = Engine.open(folder, config)
+        description = self._engine.description
+        self._engine.compiler = GrammarCompiler(self.tokenizer, description.vocab_size, description.eos_token_ids)
 
     @property
     def max_model_len(self) -> int:

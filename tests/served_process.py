@@ -92,7 +92,7 @@ class ServedProcess:
 
     def assert_ended_quietly(self) -> None:
         assert self.wait() == 0
-        assert self.stderr() == ""
+        assert self.stderr() == "", self.stderr()
 
     def __enter__(self) -> Self:
         return self

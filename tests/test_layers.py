@@ -14,7 +14,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("models", "sources", "calibration"),
     ("backends",),
     ("quantize", "engine"),
-    ("evaluate", "bench", "serve", "doctor"),
+    ("evaluate", "bench", "guided", "serve", "doctor"),
     ("calibrate", "candidate", "completion", "judgement", "llm", "pipeline"),
     ("cli", "cli_bench", "cli_calibrate", "cli_options", "cli_traceback"),
 )

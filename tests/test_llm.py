@@ -1,5 +1,6 @@
 """Offline generation: the texts are those of the engine, the tokenizer and the stop strings, and of nothing else."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 import quantpipe
-from quantpipe import LLM, SamplingParams
+from quantpipe import LLM, Grammar, SamplingParams
 from quantpipe.engine.request import FinishReason
 from quantpipe.errors import ArtifactError, QuantpipeError, RecipeError, RequestError
 
@@ -175,3 +176,11 @@ def test_unknown_setting_or_folder_is_refused_with_what_there_is(tiny_llama: Pat
 def test_progress_goes_to_a_terminal_only(llm: LLM, capfd: pytest.CaptureFixture[str]) -> None:
     llm.generate("The file", PARAMS)
     assert capfd.readouterr() == ("", "")
+
+
+def test_text_obeys_its_grammar(llm: LLM) -> None:
+    params = SamplingParams(n=3, max_tokens=40, temperature=1.0, seed=1, grammar=Grammar("regex", "(ab|ba){4}"))
+    [completion] = llm.generate("The file", params)
+    assert all(re.fullmatch("(ab|ba){4}", output.text) for output in completion.outputs)
+    with pytest.raises(RequestError, match=r"prompts\[0\]: grammar: .*unclosed group"):
+        llm.generate("The file", SamplingParams(grammar=Grammar("regex", "((")))

@@ -25,6 +25,7 @@ from quantpipe.backends import BACKENDS
 from quantpipe.backends.protocol import DecodeLimits, Executor
 from quantpipe.engine.block_pool import BlockPool
 from quantpipe.engine.config import EngineConfig
+from quantpipe.engine.constraint import Constraint, ConstraintCompiler, check_grammar
 from quantpipe.engine.kv_cache import resolve_attention_window, resolve_max_model_len
 from quantpipe.engine.memory import size_pool
 from quantpipe.engine.prefix_cache import PrefixCache, PrefixNamespace
@@ -37,6 +38,7 @@ from quantpipe.engine.request import (
     SamplingParams,
     Sequence,
     StepOutput,
+    TokenLogprob,
     check_request,
 )
 from quantpipe.engine.runner import Advanced, ModelRunner
@@ -59,7 +61,8 @@ MAX_WAIT_S = 0.005
 class Engine:
     """A loaded model that serves many requests at once. Use from one thread at a time.
 
-    ``drafter`` takes the place of the one that ``config.speculative`` names.
+    ``drafter`` takes the place of the one that ``config.speculative`` names. Until a ``compiler`` is set, requests
+    with a grammar are refused.
     """
 
     def __init__(
@@ -98,6 +101,7 @@ class Engine:
             DRAFTERS[config.speculative]() if drafter is None and config.speculative != NO_DRAFTER else drafter,
             self._window,
         )
+        self.compiler: ConstraintCompiler | None = None
         self._eos_token_ids = frozenset(self.description.eos_token_ids)
         self._unfinished: dict[str, SampleGroup] = {}
         self._outputs: dict[str, RequestOutput] = {}
@@ -159,10 +163,24 @@ class Engine:
                 "n",
             )
         namespace = self._namespace._replace(salt=cache_salt)
-        group = SampleGroup.of(request, namespace, self._eos_token_ids)
+        group = SampleGroup.of(request, namespace, self._eos_token_ids, self.compiled(params))
         self._scheduler.add(group.seqs[0])
         self._unfinished[request_id] = group
         return request_id
+
+    def compiled(self, params: SamplingParams) -> Constraint | None:
+        """What enforces the grammar of ``params``, if they have one. RequestError where that cannot be.
+
+        May be called from any thread, in advance: it takes a while for a new grammar, and ``add`` then finds it.
+        """
+        if params.grammar is None:
+            return None
+        if self.compiler is None:
+            raise RequestError("grammar: this engine was opened without a compiler of grammars", "grammar")
+        if not self._eos_token_ids:
+            raise RequestError("grammar: the model has no end-of-sequence token for a grammar to end with", "grammar")
+        check_grammar(params.grammar)
+        return self.compiler.compile(params.grammar)
 
     def abort(self, request_id: str) -> None:
         """Forget a request in any state, its output included; an unknown id is ignored. Nothing more comes of it."""
@@ -293,7 +311,7 @@ class Engine:
         forks = seq.pending_forks
         if got.error is not None:
             self._counters.nonfinite_failures += got.is_nonfinite * (1 + len(forks))
-            return [self._fail(failed, got.error) for failed in (*forks, seq)]
+            return [self._fail(failed, got.error, not got.is_nonfinite) for failed in (*forks, seq)]
         if got.is_undecided:
             seq.takes_drafts = False
         self._counters.accepted_tokens += min(got.num_accepted, ending[0])
@@ -302,7 +320,7 @@ class Engine:
             if reason is None:
                 return []
             self._finish(seq, reason)
-            return [StepOutput(seq.request.request_id, (), (), reason, num_cached_tokens=seq.num_cached_tokens)]
+            return [self._output(seq, (), (), reason)]
         for fork in forks:  # all of them before any ends: until then the parent holds what they share
             self._scheduler.fork(seq, fork)
         seq.num_pending_forks = 0
@@ -315,7 +333,16 @@ class Engine:
         self._counters.generated_tokens += num_added
         if reason is not None:
             self._finish(seq, reason)
-        token_ids, logprobs = got.token_ids[:num_added], got.logprobs[:num_added]
+        return self._output(seq, got.token_ids[:num_added], got.logprobs[:num_added], reason)
+
+    def _output(
+        self,
+        seq: Sequence,
+        token_ids: tuple[int, ...],
+        logprobs: tuple[TokenLogprob, ...],
+        reason: FinishReason | None,
+    ) -> StepOutput:
+        is_first = seq.num_generated_tokens == len(token_ids)
         return StepOutput(
             seq.request.request_id,
             token_ids,
@@ -323,11 +350,12 @@ class Engine:
             reason,
             index=seq.index,
             num_cached_tokens=seq.num_cached_tokens,
+            prompt_logprobs=tuple(seq.prompt_logprobs) if is_first else (),
         )
 
-    def _fail(self, seq: Sequence, error: str) -> StepOutput:
+    def _fail(self, seq: Sequence, error: str, is_refused: bool) -> StepOutput:
         self._finish(seq, FinishReason.ABORT, error)
-        return StepOutput(seq.request.request_id, (), (), FinishReason.ABORT, error, seq.index)
+        return StepOutput(seq.request.request_id, (), (), FinishReason.ABORT, error, seq.index, is_refused=is_refused)
 
     def _finish(self, seq: Sequence, reason: FinishReason, error: str | None = None) -> None:
         group = self._unfinished[seq.request.request_id]

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from enum import StrEnum
 from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from quantpipe.engine.constraint import Constraint
 from quantpipe.engine.prefix_cache import PrefixNamespace
 from quantpipe.engine.sampled import Sampled
 from quantpipe.engine.sampling_params import SamplingParams as SamplingParams
@@ -81,6 +82,8 @@ class StepOutput:
 
     ``index`` is which of the request's samples it is. ``error`` says in one line why one that nobody aborted ended with
     ``ABORT``. ``num_cached_tokens`` of the prompt were found, not computed; said of the first sample only.
+    ``is_refused`` says that the request's own parameters are to blame for it.
+    ``prompt_logprobs``, where asked for, come whole with the first output of the first sample.
     """
 
     request_id: str
@@ -90,6 +93,8 @@ class StepOutput:
     error: str | None = None
     index: int = 0
     num_cached_tokens: int = 0
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    is_refused: bool = False
 
     @property
     def text_token_ids(self) -> tuple[int, ...]:
@@ -148,7 +153,7 @@ class Sequence:
     ``num_computed_tokens`` counts tokens whose keys and values are in the cache: zero again after preemption.
     ``num_seen_tokens`` is the most it ever was: what was delivered for positions below it is not delivered again.
     ``seed`` is the request's own, or one drawn for it. ``namespace`` is where its blocks may be shared.
-    ``eos_token_ids`` are the model's.
+    ``eos_token_ids`` are the model's; ``constraint`` is that of the request's grammar, and this sequence's own.
     ``index`` is which of the request's samples it is. The first has the others as ``forks``: they start where its
     prompt ends, and the last ``num_pending_forks`` of them have not yet.
 
@@ -184,12 +189,13 @@ class Sequence:
     takes_drafts: bool = True
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    constraint: InitVar[Constraint | None] = None
     plain_from: int | None = field(init=False, repr=False)
     _sampled: Sampled = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, constraint: Constraint | None) -> None:
         params = self.request.params
-        self._sampled = Sampled(params, self.request.prompt_ids, self.seed, self.eos_token_ids)
+        self._sampled = Sampled(params, self.request.prompt_ids, self.seed, self.eos_token_ids, constraint)
         is_plain = self._sampled.is_plain and params.logprobs is None and not self.request.is_scored
         self.plain_from = self.num_prompt_tokens + params.min_tokens if is_plain else None
 

@@ -168,7 +168,10 @@ def _error(logits_RV: Floats, advance: Advance, chosen: list[int | None]) -> Adv
         return None  # a token was found, so its row is usable
     if not all(sampler.is_usable(logits_RV)):
         return Advanced(error=UNUSABLE_LOGITS, is_nonfinite=True)
-    return Advanced(error=NO_TOKEN_LEFT) if has_failed else None
+    if not has_failed:
+        return None
+    failure = advance.seq.sampled().failure
+    return Advanced(error=NO_TOKEN_LEFT if failure is None else f"grammar: {failure}; ask for a simpler one")
 
 
 def _read_off(logits_RV: Floats, advance: Advance, chosen: list[int | None]) -> Advanced:

@@ -3,6 +3,7 @@
 import secrets
 from dataclasses import dataclass, field
 
+from quantpipe.engine.constraint import Constraint
 from quantpipe.engine.draws import sample_seed
 from quantpipe.engine.prefix_cache import PrefixNamespace
 from quantpipe.engine.request import FinishReason, Request, RequestOutput, SampleOutput, Sequence, TokenLogprob
@@ -16,11 +17,25 @@ class SampleGroup:
     _ended: dict[int, SampleOutput] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, request: Request, namespace: PrefixNamespace, eos_token_ids: frozenset[int]) -> "SampleGroup":
-        """A sequence for each sample, with a seed of its own."""
+    def of(
+        cls,
+        request: Request,
+        namespace: PrefixNamespace,
+        eos_token_ids: frozenset[int],
+        constraint: Constraint | None = None,
+    ) -> "SampleGroup":
+        """A sequence for each sample, with a seed of its own, and a copy of ``constraint``."""
         seed = secrets.randbits(64) if request.params.seed is None else request.params.seed
         first, *forks = (
-            Sequence(request, list(request.prompt_ids), sample_seed(seed, index), namespace, eos_token_ids, index)
+            Sequence(
+                request,
+                list(request.prompt_ids),
+                sample_seed(seed, index),
+                namespace,
+                eos_token_ids,
+                index,
+                constraint=None if constraint is None else constraint.copy(),
+            )
             for index in range(request.params.n)
         )
         first.forks, first.num_pending_forks = tuple(forks), len(forks)

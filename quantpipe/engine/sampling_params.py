@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from quantpipe.engine.constraint import Grammar, check_grammar
 from quantpipe.errors import RequestError, suggest
 
 MAX_LOGPROBS = 20
@@ -31,6 +32,9 @@ class SamplingParams:
 
     ``stop`` strings end the text before the first of them; they are for ``quantpipe.LLM``, as an engine knows no text.
 
+    ``grammar`` says what the text must look like; it is obeyed before all of these, and ends with an end-of-sequence
+    token. Where it has nothing to say but that, ``min_tokens`` does not hold it back.
+
     ``logprobs`` n returns the n most likely alternatives and the chosen token's log-probability, all before any of
     these changes. ``prompt_logprobs`` n returns the same of each prompt token after the first, or from position
     ``prompt_logprobs_from`` on: what comes before it is not scored, and may be found in the prefix cache.
@@ -51,6 +55,7 @@ class SamplingParams:
     stop: str | Sequence[str] = field(default=(), hash=False)
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    grammar: Grammar | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     prompt_logprobs_from: int = 1
@@ -78,6 +83,10 @@ def check_params(params: SamplingParams, vocab_size: int) -> None:
         raise RequestError("stop: an engine knows no text; use quantpipe.LLM, or stop_token_ids", "stop")
     for token_id in params.stop_token_ids:
         check_token_id(token_id, vocab_size, "stop_token_ids")
+    if params.grammar is not None:
+        check_grammar(params.grammar)
+        if params.ignore_eos:
+            raise RequestError("ignore_eos: a grammar ends with an end-of-sequence token; leave one out", "ignore_eos")
 
 
 def check_token_id(token_id: object, vocab_size: int, param: str) -> None:

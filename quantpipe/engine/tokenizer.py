@@ -79,6 +79,20 @@ class Tokenizer:
         stream = DetokenizerStream(self, skip_special_tokens)
         return stream.push(ids) + stream.finish()
 
+    def is_special(self, text: str) -> bool:
+        """Whether ``text`` is a token that decoding leaves out as one that is no text."""
+        added = self._core.get_added_tokens_decoder().values()
+        return any(token.special and token.content == text for token in added)
+
+    def to_json(self) -> str:
+        """The tokenizer as the text of a ``tokenizer.json``."""
+        return str(self._core.to_str())
+
+    def token(self, token_id: int) -> str | None:
+        """The name of a token in the vocabulary; None where there is no such token."""
+        name = self._core.id_to_token(token_id) if 0 <= token_id < 2**32 else None
+        return None if name is None else str(name)
+
     def stream(self, skip_special_tokens: bool = True) -> "DetokenizerStream":
         """A new stream, for one request."""
         return DetokenizerStream(self, skip_special_tokens)

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NoReturn
 
-from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
+from jinja2 import Template, TemplateError, TemplateSyntaxError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from quantpipe.errors import ArtifactError, RequestError
+from quantpipe.serve.template_limits import BoundedEnvironment, LimitError
 
 
 class GenerationTag(Extension):
@@ -29,31 +29,49 @@ class GenerationTag(Extension):
 class ChatTemplate:
     """A compiled chat template and the special tokens it may name (``bos_token``, ``eos_token`` ...)."""
 
+    environment: BoundedEnvironment
     template: Template
-    special_tokens: Mapping[str, str]
+    special_tokens: dict[str, Any]
+    knows_tools: bool = False
 
     @classmethod
     def compile(cls, source: str, special_tokens: Mapping[str, str]) -> "ChatTemplate":
         """Raises ArtifactError if the template is not valid Jinja."""
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
+        environment = BoundedEnvironment(
+            {"tojson": _to_json}, trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
         )
-        environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
         try:
-            return cls(environment.from_string(source), dict(special_tokens))
+            names = meta.find_undeclared_variables(environment.parse(source))
+            return cls(environment, environment.from_string(source), dict(special_tokens), "tools" in names)
         except TemplateSyntaxError as error:
             raise ArtifactError(f"chat template: line {error.lineno}: {error.message}; correct the template") from error
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
         """The prompt text of a conversation, ready for the assistant's turn; special tokens are part of the text.
 
         Raises RequestError when the template refuses the conversation.
         """
         try:
-            return self.template.render(messages=messages, add_generation_prompt=True, **self.special_tokens)
-        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+            variables = {"messages": messages, "add_generation_prompt": add_generation_prompt, "tools": tools}
+            return self.environment.rendered(self.template, self.special_tokens | variables)
+        except LimitError as error:
+            raise RequestError(f"the chat template takes more than it may: {error}", "messages") from error
+        except (
+            TemplateError,
+            TypeError,
+            ValueError,
+            ArithmeticError,
+            LookupError,
+            AttributeError,
+            RecursionError,
+        ) as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise RequestError(f"the chat template refuses these messages: {reason}", "messages") from error
 

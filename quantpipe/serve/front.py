@@ -19,7 +19,12 @@ FLUSH_S = 5.0
 
 
 async def answer(
-    engine: EngineClient, tokenizer: Tokenizer, model_name: str, listener: socket.socket, drain_s: float
+    engine: EngineClient,
+    tokenizer: Tokenizer,
+    model_name: str,
+    listener: socket.socket,
+    drain_s: float,
+    tool_parser: str | None = None,
 ) -> None:
     """Answer requests at ``listener`` until a signal to stop, and then for ``drain_s`` seconds those that have begun.
 
@@ -45,7 +50,7 @@ async def answer(
         gc.enable()
         print(f"quantpipe: serving {model_name} on {_url(listener)} ({_engine_facts(engine.facts)})", flush=True)
 
-    app = create_app(engine, tokenizer, model_name, on_ready)
+    app = create_app(engine, tokenizer, model_name, on_ready, tool_parser=tool_parser)
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, backlog=BACKLOG, timeout_graceful_shutdown=int(FLUSH_S)
     )

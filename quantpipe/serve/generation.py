@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from quantpipe.engine.request import FinishReason, StepOutput, TokenLogprob
 from quantpipe.engine.tokenizer import REPLACEMENT, DetokenizerStream
+from quantpipe.errors import QuantpipeError, RequestError
 from quantpipe.serve.replies import FinishWord
 from quantpipe.serve.stops import StopMatcher
 from quantpipe.serve.submission import EngineFailedError, Submission
@@ -13,7 +14,10 @@ from quantpipe.serve.submission import EngineFailedError, Submission
 
 @dataclass(frozen=True)
 class PlacedToken:
-    """A token and where its characters begin and end in the choice's text."""
+    """A token and where its characters begin and end in the choice's text.
+
+    The log-probability of a prompt's first token, which nothing predicts, is NaN.
+    """
 
     logprob: TokenLogprob
     start: int
@@ -25,7 +29,7 @@ class TextDelta:
     """What was added to one choice: text, the tokens whose text is now complete, and on the last the reason it ended.
 
     ``num_tokens`` counts the choice's tokens so far. ``num_cached_tokens`` are those of the prompt that were not
-    computed, 0 in all choices but the prompt's first.
+    computed, 0 in all choices but the prompt's first. Its first delta has the ``prompt_logprobs``, if asked for.
     """
 
     text: str
@@ -33,6 +37,7 @@ class TextDelta:
     num_tokens: int
     finish_reason: FinishWord | None
     num_cached_tokens: int = 0
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class ChoiceText:
@@ -90,21 +95,29 @@ class ChoiceText:
             finish_reason = "stop"
         elif output.finish_reason is not None:
             finish_reason = "length" if output.finish_reason is FinishReason.LENGTH else "stop"
-        return TextDelta(text, tuple(tokens), self._num_tokens, finish_reason, output.num_cached_tokens)
+        return TextDelta(
+            text, tuple(tokens), self._num_tokens, finish_reason, output.num_cached_tokens, output.prompt_logprobs
+        )
 
 
 async def text_deltas(submission: Submission, choices: Sequence[ChoiceText]) -> AsyncIterator[tuple[int, TextDelta]]:
     """The deltas of all choices as they come, each with the choice's index; empty ones are left out.
 
-    Raises what ``Submission.outputs`` raises, and EngineFailedError where the engine had to give up a prompt.
+    Raises what ``Submission.outputs`` raises, and where the engine had to give up a prompt, EngineFailedError, or
+    RequestError if its own parameters are to blame.
     """
     async for index, output in submission.outputs():
         if output.finish_reason is FinishReason.ABORT:
-            failure = EngineFailedError(output.error or "the engine gave up this request")
+            failure = _failure(output)
             submission.end(failure)
             raise failure
         delta = choices[index].push(output)
         if delta.finish_reason is not None and output.finish_reason is None:
             submission.abort(index)  # a stop string: the engine does not know about it
-        if delta.text or delta.tokens or delta.finish_reason is not None:
+        if delta.text or delta.tokens or delta.prompt_logprobs or delta.finish_reason is not None:
             yield index, delta
+
+
+def _failure(output: StepOutput) -> QuantpipeError:
+    reason = output.error or "the engine gave up this request"
+    return RequestError(reason) if output.is_refused else EngineFailedError(reason)

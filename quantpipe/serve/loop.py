@@ -23,6 +23,7 @@ class SteppedEngine(Protocol):
     def max_model_len(self) -> int: ...
     @property
     def has_unfinished(self) -> bool: ...
+    def compiled(self, params: SamplingParams) -> object: ...
     def add(
         self,
         prompt_ids: Sequence[int],
@@ -100,6 +101,20 @@ class EngineLoop:
             if self._engine.has_unfinished:
                 outputs = self._readable(self._engine.step())
                 self._send(Stepped(outputs, self._engine.stats()))
+
+    def refusal(self, message: Add) -> Accepted | None:
+        """Why prompts cannot be continued as their grammar says; it is compiled here, for ``run`` to find it.
+
+        For another thread than that of ``run``: so it does not keep the other requests waiting.
+        """
+        params = message.jobs[0].params  # those of one message share a grammar
+        if params.grammar is None:
+            return None
+        try:
+            self._engine.compiled(params)
+        except RequestError as error:
+            return Accepted(message.request_ids[0], str(error), error.param)
+        return None
 
     def _obey(self, message: Add | Abort) -> FromEngine | None:
         if isinstance(message, Add):

@@ -74,9 +74,14 @@ class ServerMetrics:
         self._finished = Counter(
             "quantpipe:request_success", "Choices that ended", ["finished_reason"], registry=self._registry
         )
+        self._ignored = Counter("quantpipe:ignored_fields", "Fields that mean nothing here", registry=self._registry)
 
     def _histogram(self, stem: str, text: str, buckets_s: tuple[float, ...]) -> Histogram:
         return Histogram(f"quantpipe:{stem}_seconds", text, buckets=buckets_s, registry=self._registry)
+
+    def count_ignored(self, num_fields: int) -> None:
+        """A request had so many fields that were ignored."""
+        self._ignored.inc(num_fields)
 
     def exposition(self) -> bytes:
         """The text that Prometheus scrapes."""

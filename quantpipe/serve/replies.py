@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-FinishWord = Literal["stop", "length"]
+FinishWord = Literal["stop", "length", "tool_calls"]
 
 
 class PromptTokensDetails(BaseModel):
@@ -23,11 +23,14 @@ class Usage(BaseModel):
 
 
 class CompletionLogprobs(BaseModel):
-    """One entry per token in each list; ``text_offset`` is where the token begins in the choice's text."""
+    """One entry per token in each list; ``text_offset`` is where the token begins in the choice's text.
+
+    Of an echoed prompt's first token there is no log-probability.
+    """
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]] | None
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
     text_offset: list[int]
 
 
@@ -71,11 +74,33 @@ class ChatLogprobs(BaseModel):
     content: list[ChatTokenLogprob]
 
 
+class FunctionCall(BaseModel):
+    """The function and its arguments, as JSON."""
+
+    name: str
+    arguments: str
+
+
+class MessageToolCall(BaseModel):
+    """A call that the model makes."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class DeltaToolCall(MessageToolCall):
+    """A call, whole, in a chunk; ``index`` counts the calls of a choice."""
+
+    index: int
+
+
 class AssistantMessage(BaseModel):
-    """The model's turn."""
+    """The model's turn; without content where it only makes calls."""
 
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
+    tool_calls: list[MessageToolCall] | None = Field(default=None, exclude_if=lambda calls: calls is None)
 
 
 class ChatChoice(BaseModel):
@@ -103,6 +128,7 @@ class ChatDelta(BaseModel):
 
     role: Literal["assistant"] | None = Field(default=None, exclude_if=lambda role: role is None)
     content: str | None = Field(default=None, exclude_if=lambda content: content is None)
+    tool_calls: list[DeltaToolCall] | None = Field(default=None, exclude_if=lambda calls: calls is None)
 
 
 class ChatChunkChoice(BaseModel):
@@ -140,6 +166,21 @@ class ModelList(BaseModel):
 
     object: Literal["list"] = "list"
     data: list[Model]
+
+
+class Tokenized(BaseModel):
+    """The tokens of a prompt; ``token_strs`` are their names in the vocabulary, if asked for."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class Detokenized(BaseModel):
+    """The text of tokens."""
+
+    prompt: str
 
 
 Chunk = Completion | ChatCompletionChunk

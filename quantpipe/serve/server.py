@@ -26,6 +26,7 @@ def run_server(
     is_verified: bool = False,
     drain_s: float = DRAIN_S,
     limits: WatchLimits | None = None,
+    tool_parser: str | None = None,
 ) -> None:
     """Serve ``folder`` until SIGTERM or SIGINT; a second signal cuts the requests in flight short.
 
@@ -38,7 +39,7 @@ def run_server(
     engine = EngineClient(Opening(os.fsencode(folder), dict(settings), is_verified), limits=limits)
     engine.launch()
     try:
-        asyncio.run(_serve(engine, folder, host, port, model_name or folder.resolve().name, drain_s))
+        asyncio.run(_serve(engine, folder, host, port, model_name or folder.resolve().name, drain_s, tool_parser))
     finally:
         engine.kill()
 
@@ -63,7 +64,15 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-async def _serve(engine: EngineClient, folder: Path, host: str, port: int, model_name: str, drain_s: float) -> None:
+async def _serve(
+    engine: EngineClient,
+    folder: Path,
+    host: str,
+    port: int,
+    model_name: str,
+    drain_s: float,
+    tool_parser: str | None,
+) -> None:
     # Imported here: the engine's process, launched before, imports and loads meanwhile.
     from quantpipe.serve.front import answer
 
@@ -77,6 +86,6 @@ async def _serve(engine: EngineClient, folder: Path, host: str, port: int, model
             raise tokenizer
         with bind(host, port) as listener:
             await engine.start()
-            await answer(engine, tokenizer, model_name, listener, drain_s)
+            await answer(engine, tokenizer, model_name, listener, drain_s, tool_parser)
     finally:
         await engine.stop()

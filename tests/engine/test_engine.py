@@ -360,3 +360,20 @@ def test_pool_holds_every_sequence_at_full_length_or_what_the_bytes_allow(fake_m
     assert Engine(fake_model.executor(), config).stats().total_blocks == 64
     config = dataclasses.replace(config, kv_cache_memory=32 * 20 + 31)
     assert Engine(fake_model.executor(), config).stats().total_blocks == 20
+
+
+def test_prompt_log_probabilities_come_whole_with_the_first_output_of_the_first_sample(engine: Engine) -> None:
+    prompt_ids = [1 + number % 30 for number in range(23)]  # read in two steps
+    params = SamplingParams(n=2, max_tokens=3, temperature=1.0, prompt_logprobs=0)
+    request_id = engine.add(prompt_ids, params)
+    scoring_id = engine.add(prompt_ids, SamplingParams(max_tokens=0, prompt_logprobs=0))
+    outputs = []
+    while engine.has_unfinished:
+        outputs += engine.step()
+    expected = engine.take_output(request_id).prompt_logprobs
+    assert len(expected) == 22
+    first, *others = [output for output in outputs if output.request_id == request_id]
+    assert (first.index, first.prompt_logprobs) == (0, expected)
+    assert len(others) == 5 and not any(output.prompt_logprobs for output in others)
+    [scored] = [output for output in outputs if output.request_id == scoring_id]
+    assert [entry.token_id for entry in scored.prompt_logprobs] == prompt_ids[1:]

@@ -7,7 +7,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -32,6 +32,7 @@ from quantpipe.serve.app import create_app
 from quantpipe.serve.engine_process.client import EngineClient
 from quantpipe.serve.engine_process.host import EngineHost
 from quantpipe.serve.engine_process.messages import EngineFacts, Opened, Opening
+from quantpipe.serve.loop import SteppedEngine
 from quantpipe.serve.server import bind
 
 VOCAB_SIZE = 258
@@ -72,6 +73,9 @@ class EchoEngine:
         self.num_polls += 1
         return bool(self._progress)
 
+    def compiled(self, params: SamplingParams) -> None:
+        pass
+
     def add(
         self,
         prompt_ids: Sequence[int],
@@ -110,11 +114,19 @@ class EchoEngine:
         for request_id in list(self._progress)[: self.max_num_seqs]:
             samples = sorted(self._running[request_id])
             output = self._advance(request_id)
-            outputs += [dataclasses.replace(output, index=index) for index in samples]
+            outputs += [
+                dataclasses.replace(output, index=index, prompt_logprobs=output.prompt_logprobs if index == 0 else ())
+                for index in samples
+            ]
         return outputs
 
     def _advance(self, request_id: str) -> StepOutput:
         request, count = self._progress[request_id]
+        prompt_logprobs = () if count else self._prompt_logprobs(request)
+        if request.params.max_tokens == 0:
+            del self._progress[request_id]
+            self._finished.add(request_id)
+            return StepOutput(request_id, (), (), FinishReason.LENGTH, prompt_logprobs=prompt_logprobs)
         text_ids = [token_id for token_id in request.prompt_ids if token_id != BOS] or [0]
         is_end = count == len(text_ids) and not request.params.ignore_eos
         token_id = EOS if is_end else text_ids[count % len(text_ids)]
@@ -126,7 +138,12 @@ class EchoEngine:
         if reason is not None:
             del self._progress[request_id]
             self._finished.add(request_id)
-        return StepOutput(request_id, (token_id,), self._logprobs(token_id, request.params.logprobs), reason)
+        logprobs = self._logprobs(token_id, request.params.logprobs)
+        return StepOutput(request_id, (token_id,), logprobs, reason, prompt_logprobs=prompt_logprobs)
+
+    def _prompt_logprobs(self, request: Request) -> tuple[TokenLogprob, ...]:
+        own = [self._logprobs(token_id, request.params.prompt_logprobs) for token_id in request.prompt_ids[1:]]
+        return tuple(logprob for logprobs in own for logprob in logprobs)
 
     def _logprobs(self, token_id: int, num_top: int | None) -> tuple[TokenLogprob, ...]:
         if num_top is None:
@@ -171,7 +188,7 @@ class EngineThread:
 
     pid = -1
 
-    def __init__(self, engine: EchoEngine) -> None:
+    def __init__(self, engine: SteppedEngine) -> None:
         ours, theirs = socket.socketpair()
         self.connection = ours
         self._engine = engine
@@ -207,7 +224,7 @@ class EngineThread:
 class EngineThreads:
     """Launches an engine in one thread after the other."""
 
-    def __init__(self, engine: EchoEngine) -> None:
+    def __init__(self, engine: SteppedEngine) -> None:
         self._engine = engine
         self.launched: list[EngineThread] = []
 
@@ -216,7 +233,7 @@ class EngineThreads:
         return self.launched[-1], self.launched[-1].connection
 
 
-def client_of(engine: EchoEngine, max_open_prompts: int = 256) -> EngineClient:
+def client_of(engine: SteppedEngine, max_open_prompts: int = 256) -> EngineClient:
     """A client of an engine that runs in a thread."""
     return EngineClient(Opening(b""), max_open_prompts, launch=EngineThreads(engine))
 
@@ -230,7 +247,7 @@ def make_client() -> Callable[..., EngineClient]:
 class RunningServer:
     """A uvicorn server in its own thread and event loop."""
 
-    def __init__(self, engine: EchoEngine, tokenizer: Tokenizer, max_open_prompts: int = 256) -> None:
+    def __init__(self, engine: SteppedEngine, tokenizer: Tokenizer, max_open_prompts: int = 256) -> None:
         self.engine = engine
         self.listener = bind("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
@@ -294,3 +311,9 @@ def start_server(tokenizer: Tokenizer) -> Iterator[Callable[..., RunningServer]]
     yield start
     for own in started:
         own.stop()
+
+
+@pytest.fixture(scope="session")
+def run_real() -> Callable[[SteppedEngine, Tokenizer], AbstractContextManager[RunningServer]]:
+    """``with run_real(engine, tokenizer) as server``: a server, whose model is called echo, over a real engine."""
+    return lambda engine, tokenizer: running(RunningServer(engine, tokenizer))

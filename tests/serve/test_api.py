@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from quantpipe.engine.sampling_params import SamplingParams, check_params
-from quantpipe.serve.api import MAX_BIASED_TOKENS, ChatCompletionRequest, CompletionRequest
+from quantpipe.serve.api import ChatCompletionRequest, CompletionRequest
+from quantpipe.serve.fields import MAX_BIASED_TOKENS
 
 VOCAB = 258
 

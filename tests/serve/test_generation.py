@@ -1,13 +1,17 @@
 """Text, stop strings and logprobs of one choice, token by token."""
 
+import asyncio
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quantpipe.engine.request import FinishReason, StepOutput, TokenLogprob
+from quantpipe.engine.request import FinishReason, SamplingParams, StepOutput, TokenLogprob
 from quantpipe.engine.tokenizer import Tokenizer
-from quantpipe.serve.generation import ChoiceText, TextDelta
+from quantpipe.errors import QuantpipeError, RequestError
+from quantpipe.serve.generation import ChoiceText, TextDelta, text_deltas
+from quantpipe.serve.submission import EngineFailedError, PromptJob, Submission
 
 EOS = 257
 
@@ -93,3 +97,18 @@ def test_several_tokens_in_one_step_stop_at_the_stop_string(tokenizer: Tokenizer
     choice = ChoiceText(tokenizer.stream(), ["END"])
     delta = choice.push(StepOutput("r", tuple(tokenizer.encode("okENDmore")), (), None))
     assert (delta.text, delta.num_tokens, delta.finish_reason) == ("ok", 5, "stop")
+
+
+@pytest.mark.parametrize(("is_refused", "kind"), [(True, RequestError), (False, EngineFailedError)])
+def test_request_that_the_engine_gives_up_fails_on_whoever_is_to_blame(
+    is_refused: bool, kind: type[QuantpipeError]
+) -> None:
+    async def run() -> None:
+        submission = Submission("a", [PromptJob((1,), SamplingParams())], lambda _: None, lambda _: None)
+        output = StepOutput("a-0", (), (), FinishReason.ABORT, "grammar: too complex", is_refused=is_refused)
+        submission.deliver(0, output)
+        async for _ in text_deltas(submission, []):
+            raise AssertionError("nothing came of it")
+
+    with pytest.raises(kind, match="grammar: too complex"):
+        asyncio.run(run())

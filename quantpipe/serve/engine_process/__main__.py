@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -68,12 +69,20 @@ def _open(opening: Opening) -> "Engine":
     hashing = Hashing(folder) if opening.is_verified else None
     from quantpipe.engine.config import EngineConfig
     from quantpipe.engine.engine import Engine
+    from quantpipe.engine.tokenizer import Tokenizer
+    from quantpipe.errors import RequestError
     from quantpipe.formats.artifact import require_intact
+    from quantpipe.guided.compiler import GrammarCompiler
 
     config = EngineConfig.of(opening.settings)
     if hashing is not None:
         require_intact(folder, hashing)
-    return Engine.open(folder, config)
+    engine = Engine.open(folder, config)
+    compiler = GrammarCompiler(Tokenizer.open(folder), engine.description.vocab_size, engine.description.eos_token_ids)
+    with suppress(RequestError):  # each request with a grammar will be told
+        compiler.load()
+    engine.compiler = compiler
+    return engine
 
 
 def _end(status: int) -> NoReturn:

@@ -6,7 +6,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 
-from quantpipe.serve.engine_process.messages import Failed, FromEngine, Opening, Ping, Pong, Ready, ToEngine
+from quantpipe.serve.engine_process.messages import Add, Failed, FromEngine, Opening, Ping, Pong, Ready, ToEngine
 from quantpipe.serve.engine_process.wire import FrameBuffer, encode, to_engine_decoder
 from quantpipe.serve.loop import EngineLoop, Inbox, SteppedEngine
 
@@ -70,6 +70,8 @@ class EngineHost:
                         self.send(Pong(None if self._loop is None else self._loop.round))
                     case Opening():
                         self._opening.put(message)
+                    case Add() if self._loop is not None and (refusal := self._loop.refusal(message)) is not None:
+                        self.send(refusal)
                     case _:
                         self._inbox.put(message)
         except (FrontGoneError, OSError):

@@ -6,6 +6,7 @@ from typing import get_args
 import msgspec
 import pytest
 
+from quantpipe.engine.constraint import Grammar
 from quantpipe.engine.request import FinishReason, SamplingParams, StepOutput, TokenLogprob
 from quantpipe.serve.engine_process.client import NO_STATS
 from quantpipe.serve.engine_process.messages import (
@@ -44,13 +45,15 @@ PARAMS = SamplingParams(
     stop=["text"],
     stop_token_ids=(1, 2),
     ignore_eos=True,
+    grammar=Grammar("regex", "[a-z]+"),
     logprobs=4,
     prompt_logprobs=2,
     prompt_logprobs_from=3,
 )
 JOB = PromptJob((1, 2, 3), PARAMS, "tenant 🔑", -7, "batch", 1.5)
+LOGPROBS = (TokenLogprob(5, -0.5, True, ((5, -0.5),)),)
 OUTPUT = StepOutput(
-    "request-1-0", (5, 6), (TokenLogprob(5, -0.5, True, ((5, -0.5),)),), FinishReason.STOP, "why", 2, 16
+    "request-1-0", (5, 6), LOGPROBS, FinishReason.STOP, "why", 2, 16, prompt_logprobs=LOGPROBS, is_refused=True
 )
 TO_ENGINE: list[ToEngine] = [
     Opening(b"/a/\xff", {"backend": "cpu", "num_threads": None, "target_step_s": 0.5, "odd": [1]}, True),

@@ -1,0 +1,1 @@
+"""Guided decoding: grammars compiled into masks over the vocabulary. Knows no engine but its protocol, and no HTTP."""

@@ -1,0 +1,1 @@
+"""Tools that a model may call: how clients describe them, and how each family of models writes its calls."""
