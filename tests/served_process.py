@@ -12,10 +12,12 @@ from types import TracebackType
 from typing import Self
 
 SCRIPT = """
+import signal
 import sys
 from pathlib import Path
 from quantpipe.serve.engine_process.watch import WatchLimits
 from quantpipe.serve.server import run_server
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell starts in the background
 folder, drain_s, stalled_s, hung_s = sys.argv[1], *map(float, sys.argv[2:5])
 settings = {"backend": "reference", "num_threads": 1, "max_num_seqs": 4}
 if sys.argv[5] == "endless":
@@ -92,7 +94,8 @@ class ServedProcess:
 
     def assert_ended_quietly(self) -> None:
         assert self.wait() == 0
-        assert self.stderr() == "", self.stderr()
+        found = self.stderr()
+        assert found == "", found
 
     def __enter__(self) -> Self:
         return self

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 import socket
 
 import uvicorn
@@ -50,6 +51,8 @@ async def answer(
         gc.enable()
         print(f"quantpipe: serving {model_name} on {_url(listener)} ({_engine_facts(engine.facts)})", flush=True)
 
+    # That a client is gone is no news: asyncio would warn of writes to it until its disconnect is noticed.
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
     app = create_app(engine, tokenizer, model_name, on_ready, tool_parser=tool_parser)
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, backlog=BACKLOG, timeout_graceful_shutdown=int(FLUSH_S)
