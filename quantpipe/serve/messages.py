@@ -53,13 +53,37 @@ class ToolCall(BaseModel):
         return called if self.id is None else called | {"id": self.id}
 
 
+def _describe_by_role(schema: dict[str, Any]) -> None:
+    """Say which parts belong to which role, as the validators of ChatMessage do."""
+    parts = schema.pop("properties")
+    del schema["type"], schema["required"], schema["additionalProperties"]
+    content = {"anyOf": [form for form in parts["content"]["anyOf"] if form != {"type": "null"}]}
+    calls = next(form for form in parts["tool_calls"]["anyOf"] if form != {"type": "null"}) | {"minItems": 1}
+
+    def form(roles: list[str], required: str, **own: Any) -> dict[str, Any]:
+        properties = {"role": {"type": "string", "enum": roles}, "name": parts["name"], **own}
+        return {
+            "type": "object",
+            "properties": properties,
+            "required": ["role", required],
+            "additionalProperties": False,
+        }
+
+    schema["anyOf"] = [
+        form(["system", "developer", "user"], "content", content=content),
+        form(["assistant"], "content", content=content, tool_calls=parts["tool_calls"]),
+        form(["assistant"], "tool_calls", content=parts["content"], tool_calls=calls),
+        form(["tool"], "content", content=content, tool_call_id=parts["tool_call_id"]),
+    ]
+
+
 class ChatMessage(BaseModel):
     """One turn of the conversation: of an assistant's, content may be missing where it made calls.
 
     A ``tool`` answers the call ``tool_call_id``.
     """
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, json_schema_extra=_describe_by_role)
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | Annotated[list[TextPart], Field(min_length=1)] | None = None
