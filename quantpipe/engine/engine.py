@@ -135,6 +135,7 @@ class Engine:
         priority: int = 0,
         qos: QosClass = "standard",
         deadline_s: float | None = None,
+        max_queue_s: float | None = None,
     ) -> str:
         """Queue a request and return its id. RequestError, naming the parameter, where it could never be served."""
         if request_id is None:
@@ -149,7 +150,16 @@ class Engine:
             raise RequestError("prompt: True and False are no token ids", "prompt")
         now_s = time.monotonic()
         request = Request(
-            request_id, token_ids, params, prompt_logits_sink, cache_salt, priority, qos, deadline_s, arrival_s=now_s
+            request_id,
+            token_ids,
+            params,
+            prompt_logits_sink,
+            cache_salt,
+            priority,
+            qos,
+            deadline_s,
+            arrival_s=now_s,
+            max_queue_s=max_queue_s,
         )
         check_request(request, self.description.vocab_size, self.max_model_len, self._window.is_endless)
         if params.n > self.config.max_num_seqs:
@@ -202,6 +212,8 @@ class Engine:
         is dropped, the error passes through, and the next call returns what the others got in this step.
         """
         called_s = time.monotonic()
+        for seq in self._scheduler.waiting.overdue(called_s):
+            self._undelivered += self._expire(seq)
         step = self._scheduler.schedule(called_s)
         if not step.advances:
             if step.wait_s > 0:
@@ -323,16 +335,22 @@ class Engine:
             reason,
             index=seq.index,
             num_cached_tokens=seq.num_cached_tokens,
+            queued_s=seq.queued_s,
         )
 
-    def _fail(self, seq: Sequence, error: str) -> StepOutput:
-        self._finish(seq, FinishReason.ABORT, error)
-        return StepOutput(seq.request.request_id, (), (), FinishReason.ABORT, error, seq.index)
+    def _expire(self, seq: Sequence) -> list[StepOutput]:
+        """Give up a request that has waited too long, all of its samples."""
+        error = f"not begun within {seq.request.max_queue_s:g} s; ask again later or allow more"
+        return [self._fail(expired, error, FinishReason.EXPIRED) for expired in (*seq.pending_forks, seq)]
+
+    def _fail(self, seq: Sequence, error: str, reason: FinishReason = FinishReason.ABORT) -> StepOutput:
+        self._finish(seq, reason, error)
+        return StepOutput(seq.request.request_id, (), (), reason, error, seq.index)
 
     def _finish(self, seq: Sequence, reason: FinishReason, error: str | None = None) -> None:
         group = self._unfinished[seq.request.request_id]
         if seq in group.unended:
-            self._scheduler.remove(seq, is_complete=reason is not FinishReason.ABORT)
+            self._scheduler.remove(seq, is_complete=reason in (FinishReason.STOP, FinishReason.LENGTH))
         group.end(seq, reason, error)
         if group.is_finished:
             del self._unfinished[seq.request.request_id]
