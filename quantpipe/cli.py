@@ -20,6 +20,7 @@ from quantpipe import __version__
 from quantpipe.cache import cache_folder
 from quantpipe.cli_bench import bench
 from quantpipe.cli_calibrate import calibrate
+from quantpipe.cli_front import front_arguments, serve_key
 from quantpipe.cli_options import open_reporter, read_recipe, read_settings, recipe_arguments
 from quantpipe.cli_traceback import one_line, traceback_text
 from quantpipe.disk import disk_refusal
@@ -29,6 +30,7 @@ from quantpipe.errors import EXIT_DATA, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_PA
 if TYPE_CHECKING:
     from quantpipe.backends.protocol import Activations
     from quantpipe.gate.judge import GateResult
+    from quantpipe.serve.front_options import FrontOptions
 
 EXIT_BROKEN_PIPE = 141  # as a shell reports a process that wrote to a closed pipe
 EXIT_TERMINATED = 143  # and one that was sent SIGTERM
@@ -76,6 +78,7 @@ def commands(context: click.Context, debug: bool) -> None:
 commands.add_command(calibrate)
 commands.add_command(bench)
 commands.add_command(doctor)
+commands.add_command(serve_key)
 
 
 @commands.command()
@@ -219,6 +222,7 @@ def verify(artifact: Path) -> int:
     help="Any other setting of the engine, such as max_prefill_chunk=128 (docs/serving.md). May be repeated.",
 )
 @click.option("--skip-verify", is_flag=True, help="Start without checking digests: faster for large models.")
+@front_arguments
 def serve(
     artifact: Path,
     host: str,
@@ -240,6 +244,7 @@ def serve(
     activations: "Activations",
     engine_settings: tuple[str, ...],
     skip_verify: bool,
+    front: "FrontOptions",
 ) -> None:
     """Serve ARTIFACT over the OpenAI API until interrupted."""
     from quantpipe.formats.digests import Hashing
@@ -270,7 +275,7 @@ def serve(
         config = EngineConfig.of(flags | read_settings(engine_settings, flags))
         if hashing is not None:
             require_intact(artifact, hashing)
-        run_server(artifact, config, host, port, model_name)
+        run_server(artifact, config, host, port, model_name, front)
 
 
 @contextmanager

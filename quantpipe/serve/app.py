@@ -9,29 +9,43 @@ from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from quantpipe.engine.tokenizer import Tokenizer
+from quantpipe.serve.admission.queue import AdmissionQueue
 from quantpipe.serve.api import ChatCompletionRequest, CompletionRequest
 from quantpipe.serve.api_errors import ErrorBody, install_error_replies
 from quantpipe.serve.chat import ChatTemplate
+from quantpipe.serve.front_door import FrontDoor
+from quantpipe.serve.front_options import FrontOptions
+from quantpipe.serve.keys import KeyRing
 from quantpipe.serve.loop import EngineLoop
 from quantpipe.serve.metrics import ServerMetrics
 from quantpipe.serve.replies import ChatCompletion, Completion, Health, Model, ModelList
+from quantpipe.serve.served_facts import ServedFacts
 from quantpipe.serve.service import Service
+from quantpipe.serve.stats_view import Stats, stats_view
 
 ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}}
 STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
 
 
 def create_app(
-    engine_loop: EngineLoop, tokenizer: Tokenizer, model_name: str, on_ready: Callable[[], None] | None = None
+    engine_loop: EngineLoop,
+    tokenizer: Tokenizer,
+    model_name: str,
+    on_ready: Callable[[], None] | None = None,
+    options: FrontOptions | None = None,
+    read_facts: Callable[[], ServedFacts | None] = lambda: None,
 ) -> FastAPI:
     """The server's application; its lifespan starts and stops ``engine_loop`` and calls ``on_ready`` in between.
 
-    Raises ArtifactError if the model's chat template is not valid.
+    ``read_facts`` gives what is known by now of the folder that is served, to be shown. Raises ArtifactError if the
+    model's chat template is not valid.
     """
     template = None
     if tokenizer.chat_template is not None:
         template = ChatTemplate.compile(tokenizer.chat_template, tokenizer.special_tokens)
-    metrics = ServerMetrics(lambda: engine_loop.stats)
+    options = options or FrontOptions()
+    queue = AdmissionQueue(options.limits)
+    metrics = ServerMetrics(lambda: engine_loop.stats, lambda: (queue.num_prompts, queue.num_tokens))
     service = Service(engine_loop, tokenizer, model_name, template, metrics)
 
     @asynccontextmanager
@@ -44,9 +58,18 @@ def create_app(
 
     app = FastAPI(title="quantpipe", description="OpenAI-compatible API of one served model.", lifespan=lifespan)
     install_error_replies(app)
+    app.add_middleware(
+        FrontDoor,
+        limits=options.limits,
+        queue=queue,
+        keys=None if options.keys is None else KeyRing(options.keys),
+        are_metrics_open=options.are_metrics_open,
+        metrics=metrics,
+    )
     _add_generation_routes(app, service)
     _add_model_routes(app, service)
     _add_operations_routes(app, service)
+    _add_stats_route(app, service, queue, read_facts)
     return app
 
 
@@ -88,3 +111,12 @@ def _add_operations_routes(app: FastAPI, service: Service) -> None:
     @app.get("/metrics")
     async def metrics() -> Response:
         return Response(service.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+
+def _add_stats_route(
+    app: FastAPI, service: Service, queue: AdmissionQueue, read_facts: Callable[[], ServedFacts | None]
+) -> None:
+    @app.get("/stats")
+    async def stats() -> Stats:
+        loop = service.engine_loop
+        return stats_view(service.model_name, loop.max_model_len, read_facts(), loop.stats, queue, service.metrics)

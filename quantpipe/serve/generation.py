@@ -8,7 +8,7 @@ from quantpipe.engine.request import FinishReason, StepOutput, TokenLogprob
 from quantpipe.engine.tokenizer import REPLACEMENT, DetokenizerStream
 from quantpipe.serve.replies import FinishWord
 from quantpipe.serve.stops import StopMatcher
-from quantpipe.serve.submission import EngineFailedError, Submission
+from quantpipe.serve.submission import EngineFailedError, Submission, UnavailableError
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class TextDelta:
     """What was added to one choice: text, the tokens whose text is now complete, and on the last the reason it ended.
 
     ``num_tokens`` counts the choice's tokens so far. ``num_cached_tokens`` are those of the prompt that were not
-    computed, 0 in all choices but the prompt's first.
+    computed, 0 in all choices but the prompt's first, which alone says how long the prompt was ``queued_s``.
     """
 
     text: str
@@ -33,6 +33,7 @@ class TextDelta:
     num_tokens: int
     finish_reason: FinishWord | None
     num_cached_tokens: int = 0
+    queued_s: float | None = None
 
 
 class ChoiceText:
@@ -90,15 +91,22 @@ class ChoiceText:
             finish_reason = "stop"
         elif output.finish_reason is not None:
             finish_reason = "length" if output.finish_reason is FinishReason.LENGTH else "stop"
-        return TextDelta(text, tuple(tokens), self._num_tokens, finish_reason, output.num_cached_tokens)
+        return TextDelta(
+            text, tuple(tokens), self._num_tokens, finish_reason, output.num_cached_tokens, output.queued_s
+        )
 
 
 async def text_deltas(submission: Submission, choices: Sequence[ChoiceText]) -> AsyncIterator[tuple[int, TextDelta]]:
     """The deltas of all choices as they come, each with the choice's index; empty ones are left out.
 
-    Raises what ``Submission.outputs`` raises, and EngineFailedError where the engine had to give up a prompt.
+    Raises what ``Submission.outputs`` raises, EngineFailedError where the engine had to give up a prompt, and
+    UnavailableError where one was not begun in the time that the client gave it.
     """
     async for index, output in submission.outputs():
+        if output.finish_reason is FinishReason.EXPIRED:
+            late = UnavailableError(output.error or "not begun in time", "queue_timeout")
+            submission.end(late)
+            raise late
         if output.finish_reason is FinishReason.ABORT:
             failure = EngineFailedError(output.error or "the engine gave up this request")
             submission.end(failure)

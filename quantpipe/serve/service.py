@@ -13,6 +13,7 @@ from quantpipe.errors import RequestError
 from quantpipe.serve.api import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from quantpipe.serve.api_errors import ModelNotFoundError, problem_of
 from quantpipe.serve.chat import ChatTemplate
+from quantpipe.serve.exchange import exchange_of
 from quantpipe.serve.generation import ChoiceText, TextDelta, text_deltas
 from quantpipe.serve.loop import EngineLoop
 from quantpipe.serve.metrics import ServerMetrics
@@ -94,20 +95,26 @@ class Service:
             body.priority or 0,
             body.qos or "standard",
             body.deadline_s,
+            body.max_queue_s,
         )
 
     async def _answer(
         self, jobs: Sequence[PromptJob], body: GenerationRequest, http_request: Request, renderer: Renderer
     ) -> Response:
-        submission = await self.engine_loop.submit(jobs)
+        exchange = exchange_of(http_request)
+        exchange.model = body.model
+        submission = await self.engine_loop.submit(exchange.admit(jobs))
+        exchange.begin(submission)
         watcher = asyncio.create_task(_end_on_disconnect(http_request, submission))
         self._watchers.add(watcher)
         watcher.add_done_callback(self._watchers.discard)
         num_choices = len(submission.samples)
         choices = [ChoiceText(self.tokenizer.stream(), body.stops, body.min_tokens or 0) for _ in range(num_choices)]
-        deltas = self.metrics.observe(text_deltas(submission, choices))
+        deltas = exchange.watch(self.metrics.observe(text_deltas(submission, choices), num_choices))
         num_prompt_tokens = sum(len(job.prompt_ids) for job in jobs)
         if body.stream:
+            if body.max_queue_ms is not None:
+                deltas = await _begun(deltas)
             events = _events(deltas, renderer, num_prompt_tokens, body.include_usage)
             return StreamingResponse(events, headers=STREAM_HEADERS, media_type="text/event-stream")
         whole = await _whole(deltas, num_choices, renderer, num_prompt_tokens)
@@ -119,6 +126,18 @@ async def _end_on_disconnect(http_request: Request, submission: Submission) -> N
     while (await http_request.receive())["type"] != "http.disconnect":
         pass
     submission.end(AbortedError("the client closed the connection"))
+
+
+async def _begun(deltas: Deltas) -> Deltas:
+    """The same deltas, once there is one: what waits in vain for its turn is refused with a status of its own."""
+    first = await anext(deltas)
+
+    async def all_deltas() -> Deltas:
+        yield first
+        async for delta in deltas:
+            yield delta
+
+    return all_deltas()
 
 
 async def _whole(deltas: Deltas, num_choices: int, renderer: Renderer, num_prompt_tokens: int) -> str:
