@@ -43,6 +43,7 @@ class Service:
 
     async def complete(self, body: CompletionRequest, http_request: Request) -> Response:
         """Answer ``/v1/completions``: ``n`` choices per prompt."""
+        exchange_of(http_request).model = body.model
         self.check_model(body.model)
         prompts = await asyncio.to_thread(self._encode_prompts, body)
         jobs = [self._job(ids, body, body.max_tokens, DEFAULT_COMPLETION_TOKENS, body.logprobs) for ids in prompts]
@@ -51,6 +52,7 @@ class Service:
 
     async def chat(self, body: ChatCompletionRequest, http_request: Request) -> Response:
         """Answer ``/v1/chat/completions``: ``n`` choices."""
+        exchange_of(http_request).model = body.model
         self.check_model(body.model)
         prompt_ids = await asyncio.to_thread(self._encode_messages, body)
         max_tokens = body.max_completion_tokens or body.max_tokens
@@ -102,7 +104,6 @@ class Service:
         self, jobs: Sequence[PromptJob], body: GenerationRequest, http_request: Request, renderer: Renderer
     ) -> Response:
         exchange = exchange_of(http_request)
-        exchange.model = body.model
         submission = await self.engine_loop.submit(exchange.admit(jobs))
         exchange.begin(submission)
         watcher = asyncio.create_task(_end_on_disconnect(http_request, submission))
