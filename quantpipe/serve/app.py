@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
+from fastapi.responses import HTMLResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from quantpipe.engine.tokenizer import Tokenizer
@@ -18,6 +19,7 @@ from quantpipe.serve.front_options import FrontOptions
 from quantpipe.serve.keys import KeyRing
 from quantpipe.serve.loop import EngineLoop
 from quantpipe.serve.metrics import ServerMetrics
+from quantpipe.serve.page import read_page
 from quantpipe.serve.replies import ChatCompletion, Completion, Health, Model, ModelList
 from quantpipe.serve.served_facts import ServedFacts
 from quantpipe.serve.service import Service
@@ -70,6 +72,7 @@ def create_app(
     _add_model_routes(app, service)
     _add_operations_routes(app, service)
     _add_stats_route(app, service, queue, read_facts)
+    _add_page(app)
     return app
 
 
@@ -120,3 +123,11 @@ def _add_stats_route(
     async def stats() -> Stats:
         loop = service.engine_loop
         return stats_view(service.model_name, loop.max_model_len, read_facts(), loop.stats, queue, service.metrics)
+
+
+def _add_page(app: FastAPI) -> None:
+    page = read_page()
+
+    @app.get("/", response_class=HTMLResponse)
+    async def index() -> Response:
+        return HTMLResponse(page.html, headers=page.headers)
