@@ -1,5 +1,6 @@
 """A server as a process: started on a free port, waited for, weighed, ended. Or one that runs already, by its URL."""
 
+import os
 import shlex
 import signal
 import socket
@@ -54,6 +55,12 @@ class Server:
             return None
         return sum(_resident_kb(pid) for pid in _family(self._process.pid)) / 1024
 
+    def processor_s(self) -> float | None:
+        """Processor time of the process and its children by now; None where it is not known which they are."""
+        if self._process is None:
+            return None
+        return sum(_processor_ticks(pid) for pid in _family(self._process.pid)) / os.sysconf("SC_CLK_TCK")
+
     def stop(self) -> None:
         """End what ``start`` started."""
         if self._process is None:
@@ -89,6 +96,15 @@ def _family(pid: int) -> list[int]:
     except OSError:
         return []
     return [pid, *(other for child in children for other in _family(int(child)))]
+
+
+def _processor_ticks(pid: int) -> int:
+    """Of all its threads, in user and kernel mode."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return int(fields[11]) + int(fields[12])
 
 
 def _resident_kb(pid: int) -> int:

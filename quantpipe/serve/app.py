@@ -111,7 +111,7 @@ def _add_operations_routes(app: FastAPI, service: Service) -> None:
             return Health(status="stopping")
         return Health(status="ok")
 
-    @app.get("/metrics")
+    @app.get("/metrics", responses=ERRORS)
     async def metrics() -> Response:
         return Response(service.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
@@ -119,7 +119,7 @@ def _add_operations_routes(app: FastAPI, service: Service) -> None:
 def _add_stats_route(
     app: FastAPI, service: Service, queue: AdmissionQueue, read_facts: Callable[[], ServedFacts | None]
 ) -> None:
-    @app.get("/stats")
+    @app.get("/stats", responses=ERRORS)
     async def stats() -> Stats:
         loop = service.engine_loop
         return stats_view(service.model_name, loop.max_model_len, read_facts(), loop.stats, queue, service.metrics)

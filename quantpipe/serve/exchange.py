@@ -42,6 +42,7 @@ class Exchange:
     tenant: Tenant | None = None
     ticket: Ticket | None = None
     status: int | None = None
+    is_answered: bool = False
     error: str | None = None
     model: str | None = None
     num_prompt_tokens: int = 0
@@ -89,13 +90,15 @@ class Exchange:
                 self._note(index, delta)
                 yield index, delta
         except QuantpipeError as error:
-            self.error = problem_of(error).counted_as
+            self.error = self.error or problem_of(error).counted_as
             raise
 
     def give_up_slow_client(self) -> None:
         """Nobody reads: end what the engine does for it, and let others have its place."""
+        slow = SlowClientError("the client did not read its stream; read faster")
+        self.error = problem_of(slow).counted_as
         if self._end is not None:
-            self._end(SlowClientError("the client did not read its stream; read faster"))
+            self._end(slow)
         self.release()
 
     def release(self) -> None:

@@ -65,6 +65,7 @@ class FrontDoor:
                 receive = replayed(await self._bodies.read(receive, scope["headers"]), receive)
             if scope["method"] == "POST" and scope["path"] in GENERATION_PATHS:
                 exchange.ticket = self._queue.enter()
+                receive = _watched(exchange, receive)
             await self.app(scope, receive, send)
             problem = scope["state"].get(PROBLEM_KEY)
             if isinstance(problem, Problem):
@@ -93,13 +94,27 @@ class FrontDoor:
         await problem.response()(scope, receive, send)
 
 
+def _watched(exchange: Exchange, receive: Receive) -> Receive:
+    """A ``receive`` that notes whether the client left before it had its answer."""
+
+    async def receive_watched() -> Message:
+        message = await receive()
+        if message["type"] == "http.disconnect" and not exchange.is_answered:
+            exchange.error = exchange.error or "client_closed"
+        return message
+
+    return receive_watched
+
+
 def _named(exchange: Exchange, send: Send) -> Send:
-    """A ``send`` that notes the status and tells the client the request's id."""
+    """A ``send`` that notes how far the answer is, and tells the client the request's id."""
 
     async def send_named(message: Message) -> None:
         if message["type"] == "http.response.start":
             exchange.status = message["status"]
             MutableHeaders(scope=message)["X-Request-Id"] = exchange.request_id
+        elif message["type"] == "http.response.body":
+            exchange.is_answered = not message.get("more_body", False)
         await send(message)
 
     return send_named
