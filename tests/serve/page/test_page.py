@@ -1,6 +1,7 @@
 """The page in a real browser: it shows what is served, draws what happens, and chats, with a key or without one."""
 
 import io
+import json
 import os
 import re
 import threading
@@ -187,6 +188,22 @@ def test_script_that_gets_into_the_document_is_not_run_and_nothing_else_is_asked
         assert any("Content Security Policy" in text for text in complaints)
         failed = page.evaluate("fetch('http://127.0.0.2:1/').then(() => 'asked', (error) => error.name)")
         assert failed == "TypeError"
+
+
+def test_answer_is_shown_as_text_whatever_it_holds(
+    browser: Browser, start_server: StartServer, make_engine: MakeEngine
+) -> None:
+    """Our tokenizer has no token that is a whole tag, so the browser gets its answer from here."""
+    tag = "<img src=x><b>bold</b>"
+    event = {"choices": [{"delta": {"content": tag}}]}
+    server = start_server(make_engine())
+    with opened(browser, server.url) as (page, _):
+        expect(page.locator("#model")).to_have_text("echo")
+        page.route("**/v1/chat/completions", lambda route: route.fulfill(body=f"data: {json.dumps(event)}\n\n"))
+        page.fill("#prompt", tag)
+        page.press("#prompt", "Enter")
+        expect(page.locator("#turns li")).to_have_text([tag, tag])
+        assert page.locator("#turns b, #turns img").count() == 0
 
 
 def test_page_is_one_document_with_a_policy_that_allows_itself_only(server: Any) -> None:
