@@ -20,6 +20,7 @@ from quantpipe import __version__
 from quantpipe.cache import cache_folder
 from quantpipe.cli_bench import bench
 from quantpipe.cli_calibrate import calibrate
+from quantpipe.cli_front import front_arguments, serve_key
 from quantpipe.cli_options import open_reporter, read_recipe, read_settings, recipe_arguments
 from quantpipe.cli_traceback import one_line, traceback_text
 from quantpipe.disk import disk_refusal
@@ -29,10 +30,10 @@ from quantpipe.errors import EXIT_DATA, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_PA
 if TYPE_CHECKING:
     from quantpipe.backends.protocol import Activations
     from quantpipe.gate.judge import GateResult
+    from quantpipe.serve.front_options import FrontOptions
 
 EXIT_BROKEN_PIPE = 141  # as a shell reports a process that wrote to a closed pipe
 EXIT_TERMINATED = 143  # and one that was sent SIGTERM
-MOST_WAIT_S = 86_400.0  # a day
 
 
 class _TerminatedError(BaseException):
@@ -77,6 +78,7 @@ def commands(context: click.Context, debug: bool) -> None:
 commands.add_command(calibrate)
 commands.add_command(bench)
 commands.add_command(doctor)
+commands.add_command(serve_key)
 
 
 @commands.command()
@@ -204,11 +206,6 @@ def verify(artifact: Path) -> int:
     type=click.IntRange(min=0),
     help="First tokens that stay in sight of such a window, such as 4.",
 )
-@click.option(
-    "--tool-parser",
-    type=click.Choice(["hermes", "llama3"]),
-    help="How the model writes calls of tools. Default: as its chat template shows.",
-)
 @click.option("--num-threads", type=click.IntRange(min=1), help="CPU threads. Default: all cores.")
 @click.option(
     "--activations",
@@ -225,27 +222,7 @@ def verify(artifact: Path) -> int:
     help="Any other setting of the engine, such as max_prefill_chunk=128 (docs/serving.md). May be repeated.",
 )
 @click.option("--skip-verify", is_flag=True, help="Start without checking digests: faster for large models.")
-@click.option(
-    "--drain-s",
-    default=30.0,
-    show_default=True,
-    type=click.FloatRange(0, MOST_WAIT_S),
-    help="Seconds that open requests get to finish when the server is told to stop.",
-)
-@click.option(
-    "--stalled-s",
-    default=30.0,
-    show_default=True,
-    type=click.FloatRange(0, MOST_WAIT_S, min_open=True),
-    help="Seconds without progress of the engine after which the server is not ready.",
-)
-@click.option(
-    "--hung-s",
-    default=120.0,
-    show_default=True,
-    type=click.FloatRange(0, MOST_WAIT_S, min_open=True),
-    help="Seconds without progress after which the engine is killed and started again.",
-)
+@front_arguments
 def serve(
     artifact: Path,
     host: str,
@@ -263,14 +240,11 @@ def serve(
     num_draft_tokens: int,
     window_tokens: int | None,
     sink_tokens: int,
-    tool_parser: str | None,
     num_threads: int | None,
     activations: "Activations",
     engine_settings: tuple[str, ...],
     skip_verify: bool,
-    drain_s: float,
-    stalled_s: float,
-    hung_s: float,
+    front: "FrontOptions",
 ) -> None:
     """Serve ARTIFACT over the OpenAI API until interrupted."""
     flags: dict[str, Any] = {
@@ -291,11 +265,9 @@ def serve(
     }
     settings = flags | read_settings(engine_settings, flags)
     with _garbage_kept():
-        from quantpipe.serve.engine_process.watch import WatchLimits
         from quantpipe.serve.server import run_server
 
-        limits = WatchLimits(stalled_s, hung_s)
-        run_server(artifact, settings, host, port, model_name, not skip_verify, drain_s, limits, tool_parser)
+        run_server(artifact, settings, host, port, model_name, not skip_verify, front)
 
 
 @contextmanager

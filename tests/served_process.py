@@ -16,13 +16,15 @@ import signal
 import sys
 from pathlib import Path
 from quantpipe.serve.engine_process.watch import WatchLimits
+from quantpipe.serve.front_options import FrontOptions
 from quantpipe.serve.server import run_server
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell starts in the background
 folder, drain_s, stalled_s, hung_s = sys.argv[1], *map(float, sys.argv[2:5])
 settings = {"backend": "reference", "num_threads": 1, "max_num_seqs": 4}
 if sys.argv[5] == "endless":
     settings["window_tokens"] = 64
-run_server(Path(folder), settings, "127.0.0.1", 0, "tiny", drain_s=drain_s, limits=WatchLimits(stalled_s, hung_s))
+options = FrontOptions(drain_s=drain_s, watch=WatchLimits(stalled_s, hung_s))
+run_server(Path(folder), settings, "127.0.0.1", 0, "tiny", options=options)
 """
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 

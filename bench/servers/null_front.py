@@ -14,10 +14,13 @@ from pathlib import Path
 import uvicorn
 
 from quantpipe.engine.tokenizer import Tokenizer
+from quantpipe.serve.admission.limits import Limits
 from quantpipe.serve.app import create_app
 from quantpipe.serve.engine_process.client import EngineClient
 from quantpipe.serve.engine_process.launch import launch_engine
 from quantpipe.serve.engine_process.messages import Opening
+from quantpipe.serve.front_options import FrontOptions
+from quantpipe.serve.http_config import uvicorn_config
 from quantpipe.serve.server import bind
 
 MAX_OPEN_PROMPTS = 4096
@@ -28,11 +31,11 @@ async def serve(folder: Path, port: int) -> None:
     engine = EngineClient(Opening(b""), MAX_OPEN_PROMPTS, launch=partial(launch_engine, (str(NULL_ENGINE),)))
     try:
         await engine.start()
-        app = create_app(engine, Tokenizer.open(folder), "null")
+        options = FrontOptions(Limits(max_open_prompts=MAX_OPEN_PROMPTS))
+        app = create_app(engine, Tokenizer.open(folder), "null", options=options)
         gc.freeze()
         with bind("127.0.0.1", port) as listener:
-            config = uvicorn.Config(app, log_level="warning", access_log=False)
-            await uvicorn.Server(config).serve(sockets=[listener])
+            await uvicorn.Server(uvicorn_config(app, options, grace_s=5)).serve(sockets=[listener])
     finally:
         await engine.stop()
 

@@ -61,6 +61,12 @@ class Server:
             return None
         return sum(_resident_kb(pid) for pid in self.pids) / 1024
 
+    def processor_s(self) -> float | None:
+        """Processor time of the process and its children by now; None where it is not known which they are."""
+        if self._process is None:
+            return None
+        return sum(cpu_s(pid) for pid in self.pids)
+
     def stop(self) -> None:
         """End what ``start`` started."""
         if self._process is None:

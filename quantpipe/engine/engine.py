@@ -139,6 +139,7 @@ class Engine:
         priority: int = 0,
         qos: QosClass = "standard",
         deadline_s: float | None = None,
+        max_queue_s: float | None = None,
     ) -> str:
         """Queue a request and return its id. RequestError, naming the parameter, where it could never be served."""
         if request_id is None:
@@ -153,7 +154,16 @@ class Engine:
             raise RequestError("prompt: True and False are no token ids", "prompt")
         now_s = time.monotonic()
         request = Request(
-            request_id, token_ids, params, prompt_logits_sink, cache_salt, priority, qos, deadline_s, arrival_s=now_s
+            request_id,
+            token_ids,
+            params,
+            prompt_logits_sink,
+            cache_salt,
+            priority,
+            qos,
+            deadline_s,
+            arrival_s=now_s,
+            max_queue_s=max_queue_s,
         )
         check_request(request, self.description.vocab_size, self.max_model_len, self._window.is_endless)
         if params.n > self.config.max_num_seqs:
@@ -220,6 +230,8 @@ class Engine:
         is dropped, the error passes through, and the next call returns what the others got in this step.
         """
         called_s = time.monotonic()
+        for seq in self._scheduler.waiting.overdue(called_s):
+            self._undelivered += self._expire(seq)
         step = self._scheduler.schedule(called_s)
         if not step.advances:
             if step.wait_s > 0:
@@ -311,7 +323,7 @@ class Engine:
         forks = seq.pending_forks
         if got.error is not None:
             self._counters.nonfinite_failures += got.is_nonfinite * (1 + len(forks))
-            return [self._fail(failed, got.error, not got.is_nonfinite) for failed in (*forks, seq)]
+            return [self._fail(failed, got.error, is_refused=not got.is_nonfinite) for failed in (*forks, seq)]
         if got.is_undecided:
             seq.takes_drafts = False
         self._counters.accepted_tokens += min(got.num_accepted, ending[0])
@@ -351,16 +363,24 @@ class Engine:
             index=seq.index,
             num_cached_tokens=seq.num_cached_tokens,
             prompt_logprobs=tuple(seq.prompt_logprobs) if is_first else (),
+            queued_s=seq.queued_s,
         )
 
-    def _fail(self, seq: Sequence, error: str, is_refused: bool) -> StepOutput:
-        self._finish(seq, FinishReason.ABORT, error)
-        return StepOutput(seq.request.request_id, (), (), FinishReason.ABORT, error, seq.index, is_refused=is_refused)
+    def _expire(self, seq: Sequence) -> list[StepOutput]:
+        """Give up a request that has waited too long, all of its samples."""
+        error = f"not begun within {seq.request.max_queue_s:g} s; ask again later or allow more"
+        return [self._fail(expired, error, FinishReason.EXPIRED) for expired in (*seq.pending_forks, seq)]
+
+    def _fail(
+        self, seq: Sequence, error: str, reason: FinishReason = FinishReason.ABORT, is_refused: bool = False
+    ) -> StepOutput:
+        self._finish(seq, reason, error)
+        return StepOutput(seq.request.request_id, (), (), reason, error, seq.index, is_refused=is_refused)
 
     def _finish(self, seq: Sequence, reason: FinishReason, error: str | None = None) -> None:
         group = self._unfinished[seq.request.request_id]
         if seq in group.unended:
-            self._scheduler.remove(seq, is_complete=reason is not FinishReason.ABORT)
+            self._scheduler.remove(seq, is_complete=reason in (FinishReason.STOP, FinishReason.LENGTH))
         group.end(seq, reason, error)
         if group.is_finished:
             del self._unfinished[seq.request.request_id]

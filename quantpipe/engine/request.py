@@ -44,6 +44,7 @@ class FinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
+    EXPIRED = "expired"  # not begun within its max_queue_s
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,8 @@ class Request:
 
     Prompts share what was computed of a common prefix only under the same ``cache_salt``: a secret of each tenant.
     Who runs first is up to the engine's policy: ``priority`` (lower first), ``qos`` and ``deadline_s`` (seconds from
-    ``arrival_s``, which is a time of the engine's clock, to the last token).
+    ``arrival_s``, which is a time of the engine's clock, to the last token). One that is not begun within
+    ``max_queue_s`` seconds of its arrival ends with ``EXPIRED``.
     """
 
     request_id: str
@@ -64,6 +66,7 @@ class Request:
     qos: QosClass = "standard"
     deadline_s: float | None = None
     arrival_s: float = 0.0
+    max_queue_s: float | None = None
 
     @property
     def is_scored(self) -> bool:
@@ -81,8 +84,9 @@ class StepOutput:
     """What one engine step produced for one sample: usually one token; on the last, the reason it ended.
 
     ``index`` is which of the request's samples it is. ``error`` says in one line why one that nobody aborted ended with
-    ``ABORT``. ``num_cached_tokens`` of the prompt were found, not computed; said of the first sample only.
-    ``is_refused`` says that the request's own parameters are to blame for it.
+    ``ABORT`` or ``EXPIRED``. ``num_cached_tokens`` of the prompt were found, not computed, and it waited ``queued_s``
+    seconds until it was begun; both are said of the first sample only.
+    ``is_refused`` says that the request's own parameters are to blame for the error.
     ``prompt_logprobs``, where asked for, come whole with the first output of the first sample.
     """
 
@@ -95,6 +99,7 @@ class StepOutput:
     num_cached_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     is_refused: bool = False
+    queued_s: float | None = None
 
     @property
     def text_token_ids(self) -> tuple[int, ...]:
@@ -158,8 +163,8 @@ class Sequence:
     prompt ends, and the last ``num_pending_forks`` of them have not yet.
 
     Of ``block_table``, the first ``num_shared_blocks`` were there before it; of its prompt, ``num_cached_tokens`` when
-    it was first admitted. What its place in the order depends on is settled when it arrives: its ``number``, how long
-    an output is expected of it, and how long a token took then.
+    it was first admitted, which was ``queued_s`` seconds after it came. What its place in the order depends on is
+    settled when it arrives: its ``number``, how long an output is expected of it, and how long a token took then.
 
     Behind its sink blocks, ``block_table`` lacks ``num_dropped_blocks``: nothing can see their tokens any more.
     ``gap`` are tokens (first, end) that need not be read when it comes to them, for the same reason.
@@ -183,6 +188,7 @@ class Sequence:
     num_dropped_blocks: int = 0
     gap: tuple[int, int] | None = None
     num_cached_tokens: int = 0
+    queued_s: float | None = None
     number: int = 0
     expected_new_tokens: int = 0
     token_s: float = 0.0
@@ -274,3 +280,5 @@ def _check_order(request: Request) -> None:
     # Written so that NaN, which compares false with everything, is refused.
     if request.deadline_s is not None and not 0 < request.deadline_s < math.inf:
         raise RequestError(f"deadline_s: {request.deadline_s} is not a finite time above 0", "deadline_s")
+    if request.max_queue_s is not None and not 0 < request.max_queue_s < math.inf:
+        raise RequestError(f"max_queue_s: {request.max_queue_s} is not a finite time above 0", "max_queue_s")

@@ -307,6 +307,8 @@ class Scheduler:
             return False
         self.waiting.remove(seq)
         self._tables.begin(seq, found)
+        if seq.queued_s is None:
+            seq.queued_s = max(0.0, plan.now_s - seq.request.arrival_s)
         room.add(candidate)
         self._batching.joined()
         self._join(seq)

@@ -26,6 +26,7 @@ class WaitingQueue:
         self._short: list[Place] = []
         self._long: list[Place] = []
         self._places: dict[Sequence, Place] = {}
+        self._begin_until_s: dict[Sequence, float] = {}  # of those that may not wait for ever
 
     def __len__(self) -> int:
         return len(self._places)
@@ -43,14 +44,22 @@ class WaitingQueue:
         place = place_of(seq, self._policy, now_s)
         self._places[seq] = place
         insort(self._lane(seq), place)
+        request = seq.request
+        if request.max_queue_s is not None and seq.queued_s is None:  # one that was begun is not given up any more
+            self._begin_until_s[seq] = request.arrival_s + request.max_queue_s
 
     def remove(self, seq: Sequence) -> None:
         """ValueError where it is not here."""
         place = self._places.pop(seq, None)
         if place is None:
             raise ValueError("the sequence neither waits nor runs")
+        self._begin_until_s.pop(seq, None)
         lane = self._lane(seq)
         del lane[bisect_left(lane, place)]
+
+    def overdue(self, now_s: float) -> list[Sequence]:
+        """Who should have been begun by now, or not at all."""
+        return [seq for seq, until_s in self._begin_until_s.items() if until_s <= now_s]
 
     def head(self, now_s: float, takes_long: bool) -> Sequence | None:
         """Who is due first, among those with short prompts only unless ``takes_long``. None where nobody is."""

@@ -100,6 +100,7 @@ class GenerationRequest(RequestBody):
     priority: Annotated[int, Field(ge=PRIORITIES[0], le=PRIORITIES[-1])] | None = None
     qos: QosClass | None = None
     latency_budget_ms: Annotated[FiniteFloat, Field(gt=0, le=MAX_LATENCY_BUDGET_MS)] | None = None
+    max_queue_ms: Annotated[FiniteFloat, Field(gt=0, le=MAX_LATENCY_BUDGET_MS)] | None = None
     cache_salt: Annotated[Text, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -168,6 +169,11 @@ class GenerationRequest(RequestBody):
     def deadline_s(self) -> float | None:
         """Seconds from arrival in which the last token is wanted."""
         return None if self.latency_budget_ms is None else self.latency_budget_ms / 1000
+
+    @property
+    def max_queue_s(self) -> float | None:
+        """Seconds that the request may wait to be begun."""
+        return None if self.max_queue_ms is None else self.max_queue_ms / 1000
 
     def sampling_params(
         self,

@@ -12,9 +12,10 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from quantpipe.errors import RequestError
+from quantpipe.serve.admission.limits import RefusedError, SlowClientError
 from quantpipe.serve.submission import AbortedError, EngineFailedError, UnavailableError
 
-RETRY_AFTER_S = 1
+PROBLEM_KEY = "problem"  # in the state of a request that was answered with one
 STATUS_CLIENT_CLOSED = 499  # nobody reads it; it shows in logs and metrics
 
 
@@ -41,16 +42,32 @@ class Problem:
     message: str
     param: str | None = None
     code: str | None = None
+    retry_after_s: int | None = None
+
+    @property
+    def kind(self) -> str:
+        """OpenAI's word for it."""
+        if self.status == 429:
+            return "rate_limit_error"
+        return "invalid_request_error" if self.status < 500 else "server_error"
+
+    @property
+    def counted_as(self) -> str:
+        """What it is called in metrics and logs: one of a few words."""
+        return self.code or ("invalid_request" if self.status < 500 else "internal_error")
 
     def body(self) -> bytes:
         """The JSON body; whatever the message quotes, it can be encoded."""
-        kind = "invalid_request_error" if self.status < 500 else "server_error"
-        detail = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        detail = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
         return json.dumps({"error": detail}, ensure_ascii=False).encode("utf-8", "backslashreplace")
 
     def response(self) -> Response:
         """The whole response."""
-        headers = {"Retry-After": str(RETRY_AFTER_S)} if self.status == 503 else None
+        headers = {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
+        if self.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        if self.status == 408:
+            headers["Connection"] = "close"  # the rest of the body may come at any time
         return Response(self.body(), self.status, headers, "application/json")
 
 
@@ -70,11 +87,15 @@ def problem_of(error: Exception) -> Problem:
         case HTTPException():
             return Problem(error.status_code, error.detail)
         case UnavailableError():
-            return Problem(503, str(error), code=error.code)
+            return Problem(503, str(error), code=error.code, retry_after_s=error.retry_after_s)
+        case RefusedError():
+            return Problem(error.status, str(error), code=error.code, retry_after_s=error.retry_after_s)
+        case SlowClientError():
+            return Problem(408, str(error), code="slow_client")
         case EngineFailedError():
             return Problem(500, str(error), code="engine_failed")
         case AbortedError():
-            return Problem(STATUS_CLIENT_CLOSED, str(error))
+            return Problem(STATUS_CLIENT_CLOSED, str(error), code="client_closed")
         case _:
             return Problem(500, f"internal error ({type(error).__name__})", code="internal_error")
 
@@ -83,10 +104,12 @@ def install_error_replies(app: FastAPI) -> None:
     """Have ``app`` answer every exception with its problem."""
 
     async def reply(request: Request, error: Exception) -> Response:
-        return problem_of(error).response()
+        problem = problem_of(error)
+        setattr(request.state, PROBLEM_KEY, problem)
+        return problem.response()
 
     known = (RequestError, RequestValidationError, ModelNotFoundError, HTTPException)
-    for kind in (*known, UnavailableError, EngineFailedError, AbortedError, Exception):
+    for kind in (*known, UnavailableError, EngineFailedError, AbortedError, SlowClientError):
         app.add_exception_handler(kind, reply)
 
 

@@ -4,15 +4,20 @@ import asyncio
 import gc
 import logging
 import socket
+import sys
 
 import uvicorn
 
 from quantpipe.engine.tokenizer import Tokenizer
+from quantpipe.serve.admission.slow_client import limit_buffers
 from quantpipe.serve.app import create_app
 from quantpipe.serve.engine_process.client import EngineClient
 from quantpipe.serve.engine_process.launch import STOP_SIGNALS
 from quantpipe.serve.engine_process.messages import EngineFacts
-from quantpipe.serve.server import BACKLOG
+from quantpipe.serve.front_options import FrontOptions
+from quantpipe.serve.http_config import uvicorn_config
+from quantpipe.serve.logs import start_logging
+from quantpipe.serve.served_facts import FactsReader
 from quantpipe.serve.submission import UnavailableError
 
 # Beyond the drain: time for the last bytes to reach slow clients.
@@ -24,17 +29,17 @@ async def answer(
     tokenizer: Tokenizer,
     model_name: str,
     listener: socket.socket,
-    drain_s: float,
-    tool_parser: str | None = None,
+    options: FrontOptions,
+    facts: FactsReader,
 ) -> None:
-    """Answer requests at ``listener`` until a signal to stop, and then for ``drain_s`` seconds those that have begun.
+    """Answer requests at ``listener`` until a signal to stop, and then for a while those that have begun.
 
     Prints one line when requests are taken. A second signal ends them at once.
     """
     drains: list[asyncio.Task[None]] = []
 
     async def drain() -> None:
-        await engine.drain(drain_s)  # until it is done, new requests are answered: with a 503
+        await engine.drain(options.drain_s)  # until it is done, new requests are answered: with a 503
         server.should_exit = True
 
     def on_signal() -> None:
@@ -49,21 +54,25 @@ async def answer(
             asyncio.get_running_loop().add_signal_handler(signal_number, on_signal)
         gc.freeze()  # what is there now stays: no collection has to look at it again
         gc.enable()
-        print(f"quantpipe: serving {model_name} on {_url(listener)} ({_engine_facts(engine.facts)})", flush=True)
+        url = _url(listener, options.url_scheme)
+        print(f"quantpipe: serving {model_name} on {url} ({_engine_facts(engine.facts)})", flush=True)
+        facts.look_for_verdict()
 
+    if options.log_format is not None:
+        start_logging(options.log_format)
     # That a client is gone is no news: asyncio would warn of writes to it until its disconnect is noticed.
     logging.getLogger("asyncio").setLevel(logging.ERROR)
-    app = create_app(engine, tokenizer, model_name, on_ready, tool_parser=tool_parser)
-    config = uvicorn.Config(
-        app, log_level="warning", access_log=False, backlog=BACKLOG, timeout_graceful_shutdown=int(FLUSH_S)
-    )
-    server = uvicorn.Server(config)
+    limit_buffers(listener, options.limits.slow_client_s)
+    if (warning := options.exposure_warning(listener)) is not None:
+        print(warning, file=sys.stderr, flush=True)
+    app = create_app(engine, tokenizer, model_name, on_ready, options, facts.read)
+    server = uvicorn.Server(uvicorn_config(app, options, FLUSH_S))
     await server.serve(sockets=[listener])
 
 
-def _url(listener: socket.socket) -> str:
+def _url(listener: socket.socket, scheme: str) -> str:
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _engine_facts(facts: EngineFacts) -> str:

@@ -9,7 +9,7 @@ from quantpipe.engine.tokenizer import REPLACEMENT, DetokenizerStream
 from quantpipe.errors import QuantpipeError, RequestError
 from quantpipe.serve.replies import FinishWord
 from quantpipe.serve.stops import StopMatcher
-from quantpipe.serve.submission import EngineFailedError, Submission
+from quantpipe.serve.submission import EngineFailedError, Submission, UnavailableError
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,8 @@ class TextDelta:
     """What was added to one choice: text, the tokens whose text is now complete, and on the last the reason it ended.
 
     ``num_tokens`` counts the choice's tokens so far. ``num_cached_tokens`` are those of the prompt that were not
-    computed, 0 in all choices but the prompt's first. Its first delta has the ``prompt_logprobs``, if asked for.
+    computed, 0 in all choices but the prompt's first, which alone says how long the prompt was ``queued_s``. Its first
+    delta has the ``prompt_logprobs``, if asked for.
     """
 
     text: str
@@ -38,6 +39,7 @@ class TextDelta:
     finish_reason: FinishWord | None
     num_cached_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    queued_s: float | None = None
 
 
 class ChoiceText:
@@ -96,17 +98,28 @@ class ChoiceText:
         elif output.finish_reason is not None:
             finish_reason = "length" if output.finish_reason is FinishReason.LENGTH else "stop"
         return TextDelta(
-            text, tuple(tokens), self._num_tokens, finish_reason, output.num_cached_tokens, output.prompt_logprobs
+            text,
+            tuple(tokens),
+            self._num_tokens,
+            finish_reason,
+            output.num_cached_tokens,
+            output.prompt_logprobs,
+            output.queued_s,
         )
 
 
 async def text_deltas(submission: Submission, choices: Sequence[ChoiceText]) -> AsyncIterator[tuple[int, TextDelta]]:
     """The deltas of all choices as they come, each with the choice's index; empty ones are left out.
 
-    Raises what ``Submission.outputs`` raises, and where the engine had to give up a prompt, EngineFailedError, or
-    RequestError if its own parameters are to blame.
+    Raises what ``Submission.outputs`` raises, UnavailableError where a prompt was not begun in the time that the client
+    gave it, and where the engine had to give one up, EngineFailedError, or RequestError if its own parameters are to
+    blame.
     """
     async for index, output in submission.outputs():
+        if output.finish_reason is FinishReason.EXPIRED:
+            late = UnavailableError(output.error or "not begun in time", "queue_timeout")
+            submission.end(late)
+            raise late
         if output.finish_reason is FinishReason.ABORT:
             failure = _failure(output)
             submission.end(failure)

@@ -6,8 +6,8 @@ from fastapi import FastAPI, Response
 from pydantic import BaseModel
 
 from quantpipe import __version__
-from quantpipe.serve.api_errors import RETRY_AFTER_S
 from quantpipe.serve.engine_process.client import EngineClient
+from quantpipe.serve.submission import RETRY_AFTER_S
 
 
 class Health(BaseModel):

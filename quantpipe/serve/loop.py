@@ -34,6 +34,7 @@ class SteppedEngine(Protocol):
         priority: int = 0,
         qos: QosClass = "standard",
         deadline_s: float | None = None,
+        max_queue_s: float | None = None,
     ) -> str: ...
     def abort(self, request_id: str) -> None: ...
     def abort_sample(self, request_id: str, index: int) -> None: ...
@@ -133,6 +134,7 @@ class EngineLoop:
                     priority=job.priority,
                     qos=job.qos,
                     deadline_s=job.deadline_s,
+                    max_queue_s=job.max_queue_s,
                 )
             except RequestError as error:
                 for earlier in message.request_ids[:number]:

@@ -11,9 +11,8 @@ from quantpipe.engine.tokenizer import Tokenizer
 from quantpipe.errors import DataError
 from quantpipe.serve.engine_process.client import EngineClient
 from quantpipe.serve.engine_process.messages import Opening
-from quantpipe.serve.engine_process.watch import WatchLimits
+from quantpipe.serve.front_options import FrontOptions
 
-DRAIN_S = 30.0
 BACKLOG = 2048
 
 
@@ -24,9 +23,7 @@ def run_server(
     port: int,
     model_name: str | None = None,
     is_verified: bool = False,
-    drain_s: float = DRAIN_S,
-    limits: WatchLimits | None = None,
-    tool_parser: str | None = None,
+    options: FrontOptions | None = None,
 ) -> None:
     """Serve ``folder`` until SIGTERM or SIGINT; a second signal cuts the requests in flight short.
 
@@ -34,12 +31,15 @@ def run_server(
     requests it holds end, and another is started. Port 0 takes a free one. Prints one line when requests are taken.
 
     Raises ArtifactError for a damaged folder (``is_verified``: by its digests, too), RecipeError for settings that
-    cannot be had and DataError for an address that cannot, all before anything is served.
+    cannot be had and DataError for an address or a certificate that cannot, all before anything is served.
     """
-    engine = EngineClient(Opening(os.fsencode(folder), dict(settings), is_verified), limits=limits)
+    options = options or FrontOptions()
+    options.check_ssl()
+    opening = Opening(os.fsencode(folder), dict(settings), is_verified)
+    engine = EngineClient(opening, options.limits.max_open_prompts, options.watch)
     engine.launch()
     try:
-        asyncio.run(_serve(engine, folder, host, port, model_name or folder.resolve().name, drain_s, tool_parser))
+        asyncio.run(_serve(engine, folder, settings, host, port, model_name or folder.resolve().name, options))
     finally:
         engine.kill()
 
@@ -67,14 +67,15 @@ def bind(host: str, port: int) -> socket.socket:
 async def _serve(
     engine: EngineClient,
     folder: Path,
+    settings: Mapping[str, Any],
     host: str,
     port: int,
     model_name: str,
-    drain_s: float,
-    tool_parser: str | None,
+    options: FrontOptions,
 ) -> None:
     # Imported here: the engine's process, launched before, imports and loads meanwhile.
     from quantpipe.serve.front import answer
+    from quantpipe.serve.served_facts import FactsReader
 
     try:
         opened, tokenizer = await asyncio.gather(
@@ -86,6 +87,6 @@ async def _serve(
             raise tokenizer
         with bind(host, port) as listener:
             await engine.start()
-            await answer(engine, tokenizer, model_name, listener, drain_s, tool_parser)
+            await answer(engine, tokenizer, model_name, listener, options, FactsReader(folder, settings))
     finally:
         await engine.stop()

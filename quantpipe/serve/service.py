@@ -17,6 +17,7 @@ from quantpipe.serve.api_errors import ModelNotFoundError, problem_of
 from quantpipe.serve.chat import ChatTemplate
 from quantpipe.serve.echo import EchoedPrompt, echoed
 from quantpipe.serve.engine_process.client import EngineClient
+from quantpipe.serve.exchange import exchange_of
 from quantpipe.serve.fields import shown_name
 from quantpipe.serve.generation import ChoiceText, TextDelta, text_deltas
 from quantpipe.serve.messages import ChatMessage
@@ -62,6 +63,7 @@ class Service:
 
     async def complete(self, body: CompletionRequest, http_request: Request) -> Response:
         """Answer ``/v1/completions``: ``n`` choices per prompt."""
+        exchange_of(http_request).model = body.model
         self.check_model(body.model)
         prompts = await asyncio.to_thread(self._encode_prompts, body)
         wanted = Wanted(
@@ -78,6 +80,7 @@ class Service:
 
     async def chat(self, body: ChatCompletionRequest, http_request: Request) -> Response:
         """Answer ``/v1/chat/completions``: ``n`` choices."""
+        exchange_of(http_request).model = body.model
         self.check_model(body.model)
         asked = body.tools, body.tool_choice, body.parallel_tool_calls
         tools = RequestTools.of(*asked, self.tool_support, self.tokenizer)
@@ -172,6 +175,7 @@ class Service:
             body.priority or 0,
             body.qos or "standard",
             body.deadline_s,
+            body.max_queue_s,
         )
 
     async def _answer(
@@ -183,7 +187,9 @@ class Service:
         echoes: Sequence[EchoedPrompt] = (),
     ) -> Response:
         """Run the jobs and render what comes of them, each choice after its prompt where there are ``echoes``."""
-        submission = await self.engine_loop.submit(jobs)
+        exchange = exchange_of(http_request)
+        submission = await self.engine_loop.submit(exchange.admit(jobs))
+        exchange.begin(submission)
         watcher = asyncio.create_task(_end_on_disconnect(http_request, submission))
         self._watchers.add(watcher)
         watcher.add_done_callback(self._watchers.discard)
@@ -192,12 +198,14 @@ class Service:
             ChoiceText(self.tokenizer.stream(renderer.skips_special_tokens), body.stops, body.min_tokens or 0)
             for _ in range(num_choices)
         ]
-        deltas = self.metrics.observe(text_deltas(submission, choices))
+        deltas = exchange.watch(self.metrics.observe(text_deltas(submission, choices), num_choices))
         if echoes:
             deltas = echoed(deltas, echoes, jobs[0].params.prompt_logprobs is not None)
         self.metrics.count_ignored(len(body.ignored))
         num_prompt_tokens = sum(len(job.prompt_ids) for job in jobs)
         if body.stream:
+            if body.max_queue_ms is not None:
+                deltas = await _begun(deltas)
             events = _events(deltas, renderer, num_prompt_tokens, body.include_usage)
             return StreamingResponse(events, headers=STREAM_HEADERS | body.headers, media_type="text/event-stream")
         whole = await _whole(deltas, num_choices, renderer, num_prompt_tokens)
@@ -209,6 +217,18 @@ async def _end_on_disconnect(http_request: Request, submission: Submission) -> N
     while (await http_request.receive())["type"] != "http.disconnect":
         pass
     submission.end(AbortedError("the client closed the connection"))
+
+
+async def _begun(deltas: Deltas) -> Deltas:
+    """The same deltas, once there is one: what waits in vain for its turn is refused with a status of its own."""
+    first = await anext(deltas)
+
+    async def all_deltas() -> Deltas:
+        yield first
+        async for delta in deltas:
+            yield delta
+
+    return all_deltas()
 
 
 async def _whole(deltas: Deltas, num_choices: int, renderer: Renderer, num_prompt_tokens: int) -> str:

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 from quantpipe.engine.request import QosClass, SamplingParams, StepOutput
 from quantpipe.errors import QuantpipeError
+from quantpipe.serve.admission.limits import SlowClientError
 
+MAX_UNREAD_STEPS = 1024  # of each choice: a client further behind does not read at all
+RETRY_AFTER_S = 1  # where nothing better is known
 EngineSample = tuple[str, int]  # the engine's name of a request, and which of its samples
 
 
@@ -20,14 +23,19 @@ class PromptJob:
     priority: int = 0
     qos: QosClass = "standard"
     deadline_s: float | None = None
+    max_queue_s: float | None = None
 
 
 class UnavailableError(QuantpipeError):
-    """The server takes no new request or gives up an old one; ``code`` says why. Trying again later may help."""
+    """The server takes no new request or gives up an old one; ``code`` says why.
 
-    def __init__(self, message: str, code: str) -> None:
+    Trying again may help, in ``retry_after_s`` seconds.
+    """
+
+    def __init__(self, message: str, code: str, retry_after_s: int = RETRY_AFTER_S) -> None:
         super().__init__(message)
         self.code = code
+        self.retry_after_s = retry_after_s
 
 
 class EngineFailedError(QuantpipeError):
@@ -119,6 +127,8 @@ class Submission:
         self._events.put_nowait((index, output))
         if output.finish_reason is not None:
             self._close(index)
+        elif self._events.qsize() > MAX_UNREAD_STEPS * len(self.samples):
+            self.end(SlowClientError(f"the client is {MAX_UNREAD_STEPS:,} steps behind its stream; read faster"))
 
     def _close(self, index: int) -> None:
         self.unfinished.discard(index)

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import random
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -78,6 +79,9 @@ def test_bad_request_is_refused_by_parameter_and_the_next_one_works(
         ("deadline_s", 0.0),
         ("deadline_s", math.nan),
         ("deadline_s", math.inf),
+        ("max_queue_s", 0.0),
+        ("max_queue_s", math.nan),
+        ("max_queue_s", math.inf),
     ],
 )
 def test_impossible_place_in_the_order_is_refused_by_parameter(engine: Engine, param: str, value: Any) -> None:
@@ -125,6 +129,46 @@ def test_idle_step_does_nothing(engine: Engine) -> None:
     assert engine.step() == []
     engine.abort("unknown")
     assert engine.stats().steps == 0
+
+
+def test_request_not_begun_in_time_expires_with_all_its_samples_and_the_others_go_on(
+    fake_model: SimpleNamespace,
+) -> None:
+    engine = Engine(fake_model.executor(), dataclasses.replace(CONFIG, max_num_seqs=2))
+    running = engine.add([1, 2], dataclasses.replace(GREEDY, n=2))  # leaves no place
+    engine.step()
+    engine.add([3], dataclasses.replace(GREEDY, n=2), "late", max_queue_s=1e-9)
+    patient = engine.add([3], GREEDY, "patient", max_queue_s=3600.0)
+    expired = [output for output in engine.step() if output.finish_reason is FinishReason.EXPIRED]
+    assert sorted((output.request_id, output.index) for output in expired) == [("late", 0), ("late", 1)]
+    assert "not begun within 1e-09 s" in str(expired[0].error)
+    outputs = []
+    while engine.has_unfinished:
+        outputs += engine.step()
+    assert {output.request_id for output in outputs if output.queued_s is not None} == {running, patient}
+    assert engine.take_output(patient).token_ids == fake_model.dense_greedy([3], 5)
+    assert engine.stats().num_waiting == 0
+
+
+def test_request_that_was_begun_in_time_does_not_expire_when_it_is_preempted(fake_model: SimpleNamespace) -> None:
+    """Its time is over as soon as it runs; only what has waited ever since it came is given up."""
+    engine = Engine(fake_model.executor(), dataclasses.replace(CONFIG, max_model_len=32, num_kv_blocks=9))
+    ids = [engine.add([token_id] * 12, SamplingParams(max_tokens=16), max_queue_s=0.5) for token_id in (1, 2, 3)]
+    engine.step()
+    started = {seq.request.request_id for seq in engine._scheduler.running}
+    time.sleep(0.5)
+    while engine.has_unfinished:
+        engine.step()
+    reasons = {request_id: engine.take_output(request_id).finish_reason for request_id in ids}
+    assert engine.stats().num_preemptions > 0
+    assert all((reasons[request_id] is FinishReason.EXPIRED) == (request_id not in started) for request_id in ids)
+    assert 0 < len(started) < 3
+
+
+def test_idle_engine_tells_of_requests_that_expired(engine: Engine) -> None:
+    engine.add([1], GREEDY, "late", max_queue_s=1e-9)
+    assert [output.finish_reason for output in engine.step()] == [FinishReason.EXPIRED]
+    assert not engine.has_unfinished
 
 
 def test_two_hundred_aborts_at_any_point_leave_no_block_in_use(fake_model: SimpleNamespace) -> None:

@@ -28,10 +28,13 @@ from quantpipe.engine.request import (
 )
 from quantpipe.engine.stats import EngineStats
 from quantpipe.engine.tokenizer import Tokenizer
+from quantpipe.serve.admission.slow_client import limit_buffers
 from quantpipe.serve.app import create_app
 from quantpipe.serve.engine_process.client import EngineClient
 from quantpipe.serve.engine_process.host import EngineHost
 from quantpipe.serve.engine_process.messages import EngineFacts, Opened, Opening
+from quantpipe.serve.front_options import FrontOptions
+from quantpipe.serve.http_config import uvicorn_config
 from quantpipe.serve.loop import SteppedEngine
 from quantpipe.serve.server import bind
 
@@ -86,9 +89,21 @@ class EchoEngine:
         priority: int = 0,
         qos: QosClass = "standard",
         deadline_s: float | None = None,
+        max_queue_s: float | None = None,
     ) -> str:
         assert request_id is not None
-        request = Request(request_id, tuple(prompt_ids), params, None, cache_salt, priority, qos, deadline_s)
+        request = Request(
+            request_id,
+            tuple(prompt_ids),
+            params,
+            None,
+            cache_salt,
+            priority,
+            qos,
+            deadline_s,
+            time.monotonic(),
+            max_queue_s,
+        )
         check_request(request, VOCAB_SIZE, self.max_model_len)
         self.seen_requests.append(request)
         self._progress[request_id] = (request, 0)
@@ -110,7 +125,7 @@ class EchoEngine:
         time.sleep(self.step_s)
         if self.failure is not None:
             raise self.failure
-        outputs: list[StepOutput] = []
+        outputs = self._expired()
         for request_id in list(self._progress)[: self.max_num_seqs]:
             samples = sorted(self._running[request_id])
             output = self._advance(request_id)
@@ -118,6 +133,17 @@ class EchoEngine:
                 dataclasses.replace(output, index=index, prompt_logprobs=output.prompt_logprobs if index == 0 else ())
                 for index in samples
             ]
+        return outputs
+
+    def _expired(self) -> list[StepOutput]:
+        """Those behind the running ones that have waited too long; all that came counts, not only what was begun."""
+        outputs: list[StepOutput] = []
+        for request_id in list(self._progress)[self.max_num_seqs :]:
+            request, _ = self._progress[request_id]
+            if request.max_queue_s is not None and time.monotonic() - request.arrival_s > request.max_queue_s:
+                del self._progress[request_id]
+                reason, samples = FinishReason.EXPIRED, sorted(self._running[request_id])
+                outputs += [StepOutput(request_id, (), (), reason, "not begun", index) for index in samples]
         return outputs
 
     def _advance(self, request_id: str) -> StepOutput:
@@ -247,13 +273,21 @@ def make_client() -> Callable[..., EngineClient]:
 class RunningServer:
     """A uvicorn server in its own thread and event loop."""
 
-    def __init__(self, engine: SteppedEngine, tokenizer: Tokenizer, max_open_prompts: int = 256) -> None:
+    def __init__(
+        self,
+        engine: SteppedEngine,
+        tokenizer: Tokenizer,
+        max_open_prompts: int = 256,
+        options: FrontOptions | None = None,
+    ) -> None:
         self.engine = engine
+        options = options or FrontOptions()
         self.listener = bind("127.0.0.1", 0)
+        limit_buffers(self.listener, options.limits.slow_client_s)
         self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
         self.engine_loop = client_of(engine, max_open_prompts)
-        app = create_app(self.engine_loop, tokenizer, "echo", self._remember_event_loop)
-        self.uvicorn = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=5))
+        app = create_app(self.engine_loop, tokenizer, "echo", self._remember_event_loop, options)
+        self.uvicorn = uvicorn.Server(uvicorn_config(app, options, 5))
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self.http = httpx.Client(base_url=self.url, timeout=20)
@@ -300,11 +334,11 @@ def server(tokenizer: Tokenizer) -> Iterator[RunningServer]:
 
 @pytest.fixture
 def start_server(tokenizer: Tokenizer) -> Iterator[Callable[..., RunningServer]]:
-    """Start a server of one's own: ``start_server(engine, max_open_prompts=...)``."""
+    """Start a server of one's own: ``start_server(engine, max_open_prompts=..., options=...)``."""
     started: list[RunningServer] = []
 
-    def start(engine: EchoEngine, max_open_prompts: int = 256) -> RunningServer:
-        started.append(RunningServer(engine, tokenizer, max_open_prompts))
+    def start(engine: EchoEngine, max_open_prompts: int = 256, options: FrontOptions | None = None) -> RunningServer:
+        started.append(RunningServer(engine, tokenizer, max_open_prompts, options))
         started[-1].start()
         return started[-1]
 

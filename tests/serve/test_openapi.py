@@ -21,6 +21,8 @@ PATHS = [
     "/ready",
     "/version",
     "/metrics",
+    "/stats",
+    "/",
 ]
 BODIES = ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"]
 load_all_checks()

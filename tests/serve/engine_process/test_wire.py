@@ -50,10 +50,10 @@ PARAMS = SamplingParams(
     prompt_logprobs=2,
     prompt_logprobs_from=3,
 )
-JOB = PromptJob((1, 2, 3), PARAMS, "tenant 🔑", -7, "batch", 1.5)
+JOB = PromptJob((1, 2, 3), PARAMS, "tenant 🔑", -7, "batch", 1.5, 2.5)
 LOGPROBS = (TokenLogprob(5, -0.5, True, ((5, -0.5),)),)
 OUTPUT = StepOutput(
-    "request-1-0", (5, 6), LOGPROBS, FinishReason.STOP, "why", 2, 16, prompt_logprobs=LOGPROBS, is_refused=True
+    "request-1-0", (5, 6), LOGPROBS, FinishReason.STOP, "why", 2, 16, LOGPROBS, is_refused=True, queued_s=0.25
 )
 TO_ENGINE: list[ToEngine] = [
     Opening(b"/a/\xff", {"backend": "cpu", "num_threads": None, "target_step_s": 0.5, "odd": [1]}, True),
