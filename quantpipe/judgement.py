@@ -22,7 +22,8 @@ from quantpipe.engine.tokenizer import Tokenizer
 from quantpipe.errors import DataError
 from quantpipe.evaluate.divergence import DivergenceResult, measure_divergence, named_windows
 from quantpipe.evaluate.eval_texts import eval_texts
-from quantpipe.evaluate.suite import Suite, SuiteResult, compare, load_suite, run_suite
+from quantpipe.evaluate.items import SuiteResult
+from quantpipe.evaluate.suite import Suite, compare, load_suite, run_suite
 from quantpipe.formats.artifact import Artifact, verify
 from quantpipe.gate.judge import GateResult, Limit, Measurement, judge
 from quantpipe.gate.record import (

@@ -9,7 +9,7 @@ from quantpipe.engine.batching import BATCHING_MODES
 from quantpipe.engine.policies import POLICIES
 from quantpipe.engine.speculative.drafter import DRAFTERS, NO_DRAFTER
 from quantpipe.errors import DataError
-from quantpipe.evaluate.suite import ItemResult, SuiteResult
+from quantpipe.evaluate.items import ItemResult, SuiteResult
 from quantpipe.judgement import engine_config, read_compared, read_questions, read_texts, score_rows
 from quantpipe.recipe.schema import EngineSection, Recipe
 
@@ -142,7 +142,7 @@ def test_set_that_holds_nothing_out_cannot_be_evaluated_on(tmp_path: Path, tiny_
 def test_scores_count_flips_in_both_directions() -> None:
     def result(*correct: bool) -> SuiteResult:
         items = (
-            ItemResult("t", str(n), "code" if n < 3 else "prose", str(n), right, "same", "")
+            ItemResult("t", str(n), "code" if n < 3 else "prose", str(n), float(right), "same", "")
             for n, right in enumerate(correct)
         )
         return SuiteResult("s", "d", tuple(items))

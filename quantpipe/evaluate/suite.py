@@ -19,6 +19,7 @@ from lm_eval.evaluator import evaluate
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from quantpipe.errors import DataError, suggest
+from quantpipe.evaluate.items import ItemResult, SuiteResult
 from quantpipe.evaluate.lm import EngineLM
 from quantpipe.evaluate.paired import paired_accuracy
 from quantpipe.evaluate.served import ServedModel, TextCodec
@@ -69,41 +70,6 @@ class Suite:
     def num_items(self) -> int:
         """Items over all tasks: how many a comparison must have."""
         return sum(len(task.docs) for task in self.tasks)
-
-
-@dataclass(frozen=True)
-class ItemResult:
-    """One item's outcome. ``prompt_digest`` covers the token ids of all that was asked about it.
-
-    ``response`` is the generated text, or the log-likelihood of each choice.
-    """
-
-    task: str
-    doc_id: str
-    domain: str
-    cluster: str
-    correct: bool
-    prompt_digest: str
-    response: str | tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class SuiteResult:
-    """All items of one model, in the order of the suite."""
-
-    suite: str
-    suite_digest: str
-    items: tuple[ItemResult, ...]
-
-    @property
-    def task_scores(self) -> dict[str, float]:
-        """Share of right items by task."""
-        return _shares((item.task, item.correct) for item in self.items)
-
-    @property
-    def domain_scores(self) -> dict[str, float]:
-        """Share of right items by domain."""
-        return _shares((item.domain, item.correct) for item in self.items)
 
 
 def load_suite(folder: Path) -> Suite:
@@ -174,7 +140,7 @@ def _item(task: EvalTask, sample: Mapping[str, Any], lm: EngineLM) -> ItemResult
         doc_id=doc["id"],
         domain=doc["domain"],
         cluster=doc["cluster"],
-        correct=score == 1.0,
+        score=score,
         prompt_digest=_prompt_digest(sample["arguments"], lm),
         response=responses[0] if isinstance(responses[0], str) else tuple(float(each[0]) for each in responses),
     )
@@ -193,13 +159,6 @@ def _require_unique(what: str, names: Sequence[str]) -> None:
     name, count = Counter(names).most_common(1)[0]
     if count > 1:
         raise DataError(f"{what} '{name}' is there {count} times; names must be unique")
-
-
-def _shares(outcomes: Iterable[tuple[str, bool]]) -> dict[str, float]:
-    by_name: dict[str, list[bool]] = {}
-    for name, correct in outcomes:
-        by_name.setdefault(name, []).append(correct)
-    return {name: sum(outcomes) / len(outcomes) for name, outcomes in by_name.items()}
 
 
 @contextmanager

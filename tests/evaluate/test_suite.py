@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from quantpipe.errors import DataError
-from quantpipe.evaluate.suite import SuiteResult, compare, load_suite, run_suite
+from quantpipe.evaluate.items import SuiteResult
+from quantpipe.evaluate.suite import compare, load_suite, run_suite
 from tests.evaluate.conftest import BigramEngine, CharCodec, random_table, speaking_table
 
 CHOICE_YAML = """
