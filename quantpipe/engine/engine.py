@@ -21,7 +21,6 @@ from pathlib import Path
 
 import torch
 
-from quantpipe.backends import BACKENDS
 from quantpipe.backends.protocol import DecodeLimits, Executor
 from quantpipe.engine.block_pool import BlockPool
 from quantpipe.engine.config import EngineConfig
@@ -29,6 +28,7 @@ from quantpipe.engine.constraint import Constraint, ConstraintCompiler, check_gr
 from quantpipe.engine.kv_cache import resolve_attention_window, resolve_max_model_len
 from quantpipe.engine.memory import size_pool
 from quantpipe.engine.prefix_cache import PrefixCache, PrefixNamespace
+from quantpipe.engine.preflight import backend_of
 from quantpipe.engine.request import (
     FinishReason,
     PromptLogitsSink,
@@ -47,7 +47,7 @@ from quantpipe.engine.scheduler import Advance, Scheduler, Step
 from quantpipe.engine.speculative.drafter import DRAFTERS, NO_DRAFTER, Drafter
 from quantpipe.engine.stats import EngineCounters, EngineStats
 from quantpipe.engine.warm_up import take_first_steps
-from quantpipe.errors import ArtifactError, QuantpipeError, RecipeError, RequestError, suggest
+from quantpipe.errors import ArtifactError, QuantpipeError, RequestError, suggest
 from quantpipe.formats.artifact import Artifact
 from quantpipe.formats.digests import MANIFEST_NAME
 from quantpipe.formats.kv_mode import KV_MODES
@@ -114,11 +114,9 @@ class Engine:
     def open(cls, folder: Path, config: EngineConfig | None = None) -> "Engine":
         """Load a model folder, quantized or ordinary. ArtifactError where damaged, RecipeError where misconfigured."""
         config = config or EngineConfig()
-        if config.backend not in BACKENDS:
-            raise RecipeError(f"engine.backend: unknown '{config.backend}'{suggest(config.backend, BACKENDS)}")
+        backend = backend_of(config)
         artifact = Artifact.open(folder)
         kv_dtype = _kv_dtype_of(artifact) if config.kv_dtype is None else config.kv_dtype
-        backend = BACKENDS[config.backend]()
         executor = backend.load(
             folder, config.activation_divisor, config.num_threads, config.activations, config.memory_utilization
         )
