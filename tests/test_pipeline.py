@@ -146,10 +146,8 @@ def written(folder: Path, model: Path, backend: str = "triton") -> Recipe:
 def test_a_backend_that_this_machine_cannot_run_is_refused_before_anything_else(
     tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked, place = (
-        written(tmp_path, tiny_llama),
-        rf"^{tmp_path}/r\.yaml:6:12: engine\.backend: 'triton' needs a CUDA GPU",
-    )
+    asked = written(tmp_path, tiny_llama)
+    place = rf"^{tmp_path}/r\.yaml:6:12: engine\.backend: 'triton' needs a CUDA GPU"
     with pytest.raises(RecipeError, match=place):
         run_recipe(asked, tmp_path / "r.yaml", tmp_path / "cache", Reporter())
     with pytest.raises(RecipeError, match=place):
@@ -195,7 +193,7 @@ def test_settings_that_do_not_suit_the_model_are_refused_before_it_is_quantized(
 def test_a_model_that_cannot_be_quantized_is_refused_without_a_word_about_parity(
     tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], model_type: str
 ) -> None:
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "vocab_size": 64}
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 64}
     config = transformers.AutoConfig.for_model(model_type, **sizes)
     kind = transformers.BertForMaskedLM if model_type == "bert" else transformers.MambaForCausalLM
     kind(config).save_pretrained(tmp_path / "model")

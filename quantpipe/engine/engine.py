@@ -43,6 +43,7 @@ from quantpipe.engine.request import (
 )
 from quantpipe.engine.runner import Advanced, ModelRunner
 from quantpipe.engine.sample_group import SampleGroup, append_tokens, finish_reason
+from quantpipe.engine.sampling_params import check_params
 from quantpipe.engine.scheduler import Advance, Scheduler, Step
 from quantpipe.engine.speculative.drafter import DRAFTERS, NO_DRAFTER, Drafter
 from quantpipe.engine.stats import EngineCounters, EngineStats
@@ -164,17 +165,26 @@ class Engine:
             max_queue_s=max_queue_s,
         )
         check_request(request, self.description.vocab_size, self.max_model_len, self._window.is_endless)
+        self._check_num_samples(params)
+        namespace = self._namespace._replace(salt=cache_salt)
+        group = SampleGroup.of(request, namespace, self._eos_token_ids, self.compiled(params))
+        self._scheduler.add(group.seqs[0])
+        self._unfinished[request_id] = group
+        return request_id
+
+    def check_params(self, params: SamplingParams) -> None:
+        """Raise RequestError, naming the parameter, where a request of any prompt would be refused for ``params``."""
+        check_params(params, self.description.vocab_size)
+        self._check_num_samples(params)
+        self.compiled(params)
+
+    def _check_num_samples(self, params: SamplingParams) -> None:
         if params.n > self.config.max_num_seqs:
             raise RequestError(
                 f"n: {params.n} samples exceed max_num_seqs {self.config.max_num_seqs}, as many as run at a time; ask "
                 "for fewer or raise engine.max_num_seqs",
                 "n",
             )
-        namespace = self._namespace._replace(salt=cache_salt)
-        group = SampleGroup.of(request, namespace, self._eos_token_ids, self.compiled(params))
-        self._scheduler.add(group.seqs[0])
-        self._unfinished[request_id] = group
-        return request_id
 
     def compiled(self, params: SamplingParams) -> Constraint | None:
         """What enforces the grammar of ``params``, if they have one. RequestError where that cannot be.
