@@ -26,7 +26,7 @@ from quantpipe.disk import disk_refusal
 from quantpipe.engine.config import EngineConfig
 from quantpipe.engine.device_memory import HostMemory
 from quantpipe.errors import ArtifactError, DataError, QuantpipeError, RecipeError
-from quantpipe.evaluate.parity import check_parity, memory_shortage, require_parity
+from quantpipe.evaluate.parity import check_parity, compares_served, memory_shortage, require_parity
 from quantpipe.formats.artifact import Artifact, verify
 from quantpipe.formats.artifact_writer import estimated_bytes, write_artifact
 from quantpipe.formats.digests import file_digest
@@ -95,7 +95,7 @@ def make_candidate(
     fingerprint = _fingerprint(recipe, base, calibration)
     with _coverage_of_what_is_made(recipe.output):
         _report_coverage(recipe, base, model, calibration, held_out, reporter)
-        reused = _reusable(folder, fingerprint)
+        reused = _reusable(folder, fingerprint, is_served=config is not None)
         if reused is not None:
             reporter.note(f"unchanged since the last run: {folder}")
             if calibration is not None:
@@ -262,8 +262,12 @@ def code_digest() -> str:
     return total.hexdigest()
 
 
-def _reusable(folder: Path, fingerprint: str) -> Candidate | None:
-    """The artifact at ``folder`` if it was made from the same things, is intact, and its parity was recorded."""
+def _reusable(folder: Path, fingerprint: str, is_served: bool) -> Candidate | None:
+    """The artifact at ``folder`` if it was made from the same things, is intact, and its parity was recorded.
+
+    One made where nothing could be served (``quantize`` without the GPU that its engine needs) was not compared with
+    what is served: where that ``is_served`` now, it is made again.
+    """
     try:
         artifact = Artifact.open(folder)
         if (artifact.manifest or {}).get("fingerprint") != fingerprint or verify(folder):
@@ -274,7 +278,8 @@ def _reusable(folder: Path, fingerprint: str) -> Candidate | None:
         parity = tuple(ParityRow(**row) for row in record["rows"])
     except (ArtifactError, OSError, ValueError, KeyError, TypeError):
         return None  # whatever stands there is not a finished artifact of this recipe; it is replaced
-    return Candidate(artifact, parity, was_reused=True) if all(row.agrees for row in parity) else None
+    is_proved = all(row.agrees for row in parity) and (not is_served or compares_served(parity))
+    return Candidate(artifact, parity, was_reused=True) if is_proved else None
 
 
 def _manifest(

@@ -21,7 +21,14 @@ from quantpipe.cache import cache_folder
 from quantpipe.cli_bench import bench
 from quantpipe.cli_calibrate import calibrate
 from quantpipe.cli_front import front_arguments, serve_key
-from quantpipe.cli_options import open_reporter, read_recipe, read_settings, recipe_arguments
+from quantpipe.cli_options import (
+    engine_option,
+    naming_options,
+    open_reporter,
+    read_recipe,
+    read_settings,
+    recipe_arguments,
+)
 from quantpipe.cli_traceback import one_line, traceback_text
 from quantpipe.disk import disk_refusal
 from quantpipe.doctor.command import doctor
@@ -214,13 +221,7 @@ def verify(artifact: Path) -> int:
     type=click.Choice(["int8", "int16", "float32"]),
     help="What they are rounded to under weight-only schemes.",
 )
-@click.option(
-    "--engine",
-    "engine_settings",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Any other setting of the engine, such as max_prefill_chunk=128 (docs/serving.md). May be repeated.",
-)
+@engine_option
 @click.option("--skip-verify", is_flag=True, help="Start without checking digests: faster for large models.")
 @front_arguments
 def serve(
@@ -264,7 +265,7 @@ def serve(
         "activations": activations,
     }
     settings = flags | read_settings(engine_settings, flags)
-    with _garbage_kept():
+    with _garbage_kept(), naming_options(flags):
         from quantpipe.serve.server import run_server
 
         run_server(artifact, settings, host, port, model_name, not skip_verify, front)

@@ -1,9 +1,11 @@
 """The ``bench`` command: one model folder, timed in this process. Everything heavy is imported inside."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
+
+from quantpipe.cli_options import engine_option, naming_options, read_settings
 
 if TYPE_CHECKING:
     from quantpipe.backends.protocol import Activations
@@ -27,6 +29,7 @@ VOCABULARY_TEXT_FACTOR = 8
     help="What they are rounded to under weight-only schemes.",
 )
 @click.option("--num-threads", type=click.IntRange(min=1), help="CPU threads. Default: all cores.")
+@engine_option
 def bench(
     artifact: Path,
     concurrency: tuple[int, ...],
@@ -37,24 +40,31 @@ def bench(
     kv_dtype: str | None,
     activations: "Activations",
     num_threads: int | None,
+    engine_settings: tuple[str, ...],
 ) -> None:
-    """Time ARTIFACT by itself: greedy, all requests of a concurrency at once, prompts of random tokens."""
+    """Time ARTIFACT by itself: greedy, all requests of a concurrency at once, prompts of random tokens.
+
+    The engine runs as many sequences as the largest concurrency, each as long as its prompt and what follows, unless
+    --engine says otherwise.
+    """
     from quantpipe.bench.alone import bench_alone
     from quantpipe.bench.workload import vocabulary_text
     from quantpipe.engine.config import EngineConfig
     from quantpipe.engine.engine import Engine
 
-    most = max(concurrency)
-    config = EngineConfig(
-        backend=backend,
-        kv_dtype=kv_dtype,
-        activations=activations,
-        num_threads=num_threads,
-        max_num_seqs=most,
-        max_num_batched_tokens=max(512, most),
-        max_model_len=prompt_tokens + new_tokens,
-    )
-    engine = Engine.open(artifact, config)
+    flags: dict[str, Any] = {
+        "backend": backend,
+        "kv_dtype": kv_dtype,
+        "activations": activations,
+        "num_threads": num_threads,
+    }
+    sizes = {
+        "max_num_seqs": max(concurrency),
+        "max_num_batched_tokens": max(512, *concurrency),
+        "max_model_len": prompt_tokens + new_tokens,
+    }
+    with naming_options(flags):
+        engine = Engine.open(artifact, EngineConfig.of(sizes | flags | read_settings(engine_settings, flags)))
     for note in engine.backend_notes:
         click.echo(f"note: {note}", err=True)
     num_tokens = VOCABULARY_TEXT_FACTOR * (prompt_tokens + sum(concurrency))

@@ -1,6 +1,7 @@
 """Options and start-up that commands share. Everything heavy is imported inside."""
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -55,6 +56,13 @@ def open_reporter(quiet: bool) -> "Reporter":
     return Reporter(quiet)
 
 
+def naming_options(flags: Collection[str]) -> AbstractContextManager[None]:
+    """A context in which refusals call a setting of the engine by the option that it was given with."""
+    from quantpipe.engine.setting_names import calling_settings
+
+    return calling_settings(lambda name: f"--{name.replace('_', '-')}" if name in flags else f"--engine {name}")
+
+
 def read_settings(options: Sequence[str], flags: Collection[str]) -> dict[str, Any]:
     """What ``--engine KEY=VALUE`` options say, values read as YAML. RecipeError for one that has a flag of its own."""
     import yaml
@@ -64,7 +72,7 @@ def read_settings(options: Sequence[str], flags: Collection[str]) -> dict[str, A
     settings: dict[str, Any] = {}
     for option in options:
         name, separator, text = option.partition("=")
-        if not separator:
+        if not separator or not name:
             raise RecipeError(f"--engine: '{option}' is not KEY=VALUE")
         if name in flags:
             raise RecipeError(f"--engine: {name} has an option of its own, --{name.replace('_', '-')}")
@@ -75,3 +83,14 @@ def read_settings(options: Sequence[str], flags: Collection[str]) -> dict[str, A
         except yaml.YAMLError:
             raise RecipeError(f"--engine: the value of {name}, '{text}', cannot be read") from None
     return settings
+
+
+def engine_option(command: Command) -> Command:
+    """Give a command the ``--engine KEY=VALUE`` option, as ``engine_settings``."""
+    return click.option(
+        "--engine",
+        "engine_settings",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Any other setting of the engine, such as max_prefill_chunk=128 (docs/serving.md). May be repeated.",
+    )(command)

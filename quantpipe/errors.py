@@ -59,9 +59,12 @@ def nearest(found: str, known: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(found, sorted(known), n=1, cutoff=0.6)), None)
 
 
-def suggest(found: str, known: Iterable[str]) -> str:
-    """The tail of an error about an unknown name: ``; did you mean 'gptq'? (known: gptq, rtn)``."""
+def suggest(found: str, known: Iterable[str], meant: str | None = None) -> str:
+    """The tail of an error about an unknown name: ``; did you mean 'gptq'? (known: gptq, rtn)``.
+
+    ``meant``: what it surely stands for; None: the name that is spelt most like it.
+    """
     names = sorted(known)
-    meant = nearest(found, names)
+    meant = nearest(found, names) if meant is None else meant
     hint = f"; did you mean '{meant}'?" if meant is not None else ""
     return f"{hint} (known: {', '.join(names) or 'none'})"

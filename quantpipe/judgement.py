@@ -131,31 +131,7 @@ def _texts(recipe: Recipe, suite: Suite, held_out_text: Path | None) -> tuple[Ev
 
 def engine_config(recipe: Recipe, kv_dtype: str | None = None) -> EngineConfig:
     """The engine settings of a recipe; ``kv_dtype`` None follows the model folder's manifest."""
-    section = recipe.engine
-    return EngineConfig(
-        backend=section.backend,
-        kv_dtype=kv_dtype,
-        max_model_len=section.max_model_len,
-        max_num_seqs=section.max_num_seqs,
-        max_num_batched_tokens=section.max_num_batched_tokens,
-        kv_cache_memory=section.kv_cache_memory,
-        memory_utilization=section.memory_utilization,
-        prefix_cache=section.prefix_cache,
-        policy=section.policy,
-        admission=section.admission,
-        batching=section.batching,
-        static_wait_s=section.static_wait_s,
-        max_prefill_chunk=section.max_prefill_chunk,
-        max_long_prefills=section.max_long_prefills,
-        long_prompt_tokens=section.long_prompt_tokens,
-        target_step_s=section.target_step_s,
-        speculative=section.speculative,
-        num_draft_tokens=section.num_draft_tokens,
-        window_tokens=section.window_tokens,
-        sink_tokens=section.sink_tokens,
-        num_threads=section.num_threads,
-        activations=section.activations,
-    )
+    return EngineConfig.of({**recipe.engine.model_dump(), "kv_dtype": kv_dtype})
 
 
 def judge_candidate(

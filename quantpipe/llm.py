@@ -15,6 +15,7 @@ from quantpipe.engine.config import EngineConfig
 from quantpipe.engine.engine import Engine
 from quantpipe.engine.request import FinishReason, RequestOutput, SampleOutput
 from quantpipe.engine.sampling_params import SamplingParams
+from quantpipe.engine.setting_names import calling_settings
 from quantpipe.engine.stats import EngineStats
 from quantpipe.engine.tokenizer import Tokenizer
 from quantpipe.errors import RequestError
@@ -36,14 +37,16 @@ class LLM:
 
     def __init__(self, artifact: str | Path, *, verify: bool = True, **settings: Any) -> None:
         folder = Path(artifact)
-        config = EngineConfig.of(settings)
+        with calling_settings(str):
+            config = EngineConfig.of(settings)
         if verify:
             require_intact(folder)
         self.tokenizer = Tokenizer.open(folder)
         self._template: ChatTemplate | None = None
         if self.tokenizer.chat_template is not None:
             self._template = ChatTemplate.compile(self.tokenizer.chat_template, self.tokenizer.special_tokens)
-        self._engine = Engine.open(folder, config)
+        with calling_settings(str):
+            self._engine = Engine.open(folder, config)
         description = self._engine.description
         self._engine.compiler = GrammarCompiler(self.tokenizer, description.vocab_size, description.eos_token_ids)
 
@@ -104,6 +107,7 @@ class LLM:
         progress: bool,
     ) -> list[Completion]:
         all_params = _params_of_each(sampling_params, len(token_ids))
+        self._check_params(sampling_params)
         jobs: dict[str, _Job] = {}
         try:
             for number, (prompt_ids, params) in enumerate(zip(token_ids, all_params, strict=True)):
@@ -126,10 +130,22 @@ class LLM:
 
     def _add(self, number: int, prompt_ids: Sequence[int], params: SamplingParams) -> str:
         try:
-            _stop_strings(params)
-            return self._engine.add(prompt_ids, dataclasses.replace(params, stop=()))
+            with calling_settings(str):
+                return self._engine.add(prompt_ids, dataclasses.replace(params, stop=()))
         except RequestError as error:
             raise RequestError(f"prompts[{number}]: {error}", error.param) from None
+
+    def _check_params(self, sampling_params: SamplingParams | Sequence[SamplingParams] | None) -> None:
+        """RequestError for parameters that suit no prompt, named as the caller gave them: one for all, or a list."""
+        is_one = sampling_params is None or isinstance(sampling_params, SamplingParams)
+        for number, params in enumerate(() if sampling_params is None else _listed_params(sampling_params)):
+            try:
+                _stop_strings(params)
+                with calling_settings(str):
+                    self._engine.check_params(dataclasses.replace(params, stop=()))
+            except RequestError as error:
+                where = "sampling_params" if is_one else f"sampling_params[{number}]"
+                raise RequestError(f"{where}: {error}", error.param) from None
 
     def _step(self, jobs: "Mapping[str, _Job]") -> tuple[int, int]:
         """One step of the engine: how many requests it finished, and how many tokens it brought."""
@@ -253,6 +269,10 @@ def _params_of_each(
             "sampling_params",
         )
     return sampling_params
+
+
+def _listed_params(sampling_params: SamplingParams | Sequence[SamplingParams]) -> Sequence[SamplingParams]:
+    return [sampling_params] if isinstance(sampling_params, SamplingParams) else sampling_params
 
 
 def _stop_strings(params: SamplingParams) -> tuple[str, ...]:

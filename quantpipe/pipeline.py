@@ -12,7 +12,8 @@ from quantpipe.calibrate.self_text.own_texts import OwnTexts, own_texts
 from quantpipe.candidate import Candidate, make_candidate
 from quantpipe.disk import GO_ON, removing_empty, writing
 from quantpipe.engine.config import EngineConfig
-from quantpipe.errors import ArtifactError, DataError, UnservedError
+from quantpipe.engine.preflight import backend_of, check_machine, check_settings
+from quantpipe.errors import ArtifactError, DataError, RecipeError, UnservedError
 from quantpipe.formats.artifact import Artifact
 from quantpipe.gate.judge import GateResult
 from quantpipe.judgement import (
@@ -24,6 +25,7 @@ from quantpipe.judgement import (
     windows_of_text,
 )
 from quantpipe.models import describe
+from quantpipe.models.description import DecoderDescription
 from quantpipe.models.weights import check_tensors
 from quantpipe.quantize.model.architecture import check_architectures
 from quantpipe.quantize.model.loading import check_supported
@@ -59,18 +61,14 @@ def _run(recipe: Recipe, recipe_path: Path, cache_folder: Path, reporter: Report
 
 
 def quantize_recipe(recipe: Recipe, cache_folder: Path, reporter: Reporter) -> Candidate:
-    """Make the candidate and judge nothing: for another runtime, or a model that this one does not serve.
+    """Make the candidate and judge nothing: for another runtime or machine, or a model that the runtime does not serve.
 
-    An earlier verdict under ``recipe.output`` is withdrawn when a new artifact is written.
+    Where nothing can be served here, parity is checked in transformers only, and a note says why. An earlier verdict
+    under ``recipe.output`` is withdrawn when a new artifact is written.
     """
     with naming_lines(recipe), only_run(recipe.output):
         base = _resolve(recipe, cache_folder, reporter)
-        config: EngineConfig | None = engine_config(recipe)
-        try:
-            _check_served(base)
-        except ArtifactError as error:
-            reporter.note(f"parity is checked in transformers only: {error}")
-            config = None
+        config = _served_here(recipe, base, reporter)
         with _writer(recipe, base, reporter) as write:
             compared = read_compared(recipe, base.folder, write)
         _tell(compared, reporter)
@@ -87,15 +85,16 @@ def gate_artifact(
     RecipeError at once for a recipe without limits to judge by.
     """
     require_gate(recipe)
-    base = resolve_served(recipe, cache_folder, reporter)
-    describe(Artifact.open(artifact))
-    with _writer(recipe, base, reporter) as write:
-        questions = read_questions(recipe, base.folder, write)
-    _tell(questions, reporter)
-    commands = (f"quantpipe gate {recipe_path}{_sets(recipe.overrides)} --artifact {artifact}",)
-    facts = (("artifact", f"{artifact}, judged as it stood on disk"),)
-    output = gate_folder(recipe, artifact)
-    return judge_candidate(recipe, base, artifact, questions, (), facts, commands, output, reporter)
+    with naming_lines(recipe):
+        base = resolve_served(recipe, cache_folder, reporter)
+        check_settings(engine_config(recipe), describe(Artifact.open(artifact)))
+        with _writer(recipe, base, reporter) as write:
+            questions = read_questions(recipe, base.folder, write)
+        _tell(questions, reporter)
+        commands = (f"quantpipe gate {recipe_path}{_sets(recipe.overrides)} --artifact {artifact}",)
+        facts = (("artifact", f"{artifact}, judged as it stood on disk"),)
+        output = gate_folder(recipe, artifact)
+        return judge_candidate(recipe, base, artifact, questions, (), facts, commands, output, reporter)
 
 
 def gate_folder(recipe: Recipe, artifact: Path) -> Path:
@@ -198,11 +197,27 @@ def _resolve(recipe: Recipe, cache_folder: Path, reporter: Reporter) -> BaseMode
     return base
 
 
+def _served_here(recipe: Recipe, base: BaseModel, reporter: Reporter) -> EngineConfig | None:
+    """What an artifact of ``base`` is served with for parity; None where it is not served here, and a note says why."""
+    config = engine_config(recipe)
+    try:
+        backend_of(config).check(_check_served(base))
+    except RecipeError as error:
+        reporter.note(f"parity is checked in transformers only: {error}")
+    except ArtifactError as error:
+        check_supported(base.folder, recipe.model.trust_remote_code)  # what is refused needs no note
+        reporter.note(f"parity is checked in transformers only: {error}")
+    else:
+        return config
+    return None
+
+
 def resolve_served(recipe: Recipe, cache_folder: Path, reporter: Reporter) -> BaseModel:
-    """The base model; one that the runtime cannot serve is refused before any work."""
+    """The base model; one that the runtime cannot serve, or not here, is refused before any work."""
+    check_machine(engine_config(recipe))
     base = _resolve(recipe, cache_folder, reporter)
     try:
-        _check_served(base)
+        check_settings(engine_config(recipe), _check_served(base))
     except UnservedError as error:
         check_supported(base.folder, recipe.model.trust_remote_code)  # what cannot be quantized either says so
         raise UnservedError(f"{error}; `quantpipe quantize` works on it, for another runtime") from error
@@ -220,10 +235,12 @@ def check_windows(recipe: Recipe, base: BaseModel, key: str, window_tokens: int)
     check_length(key, window_tokens, recipe.engine.max_model_len, "engine.max_model_len")
 
 
-def _check_served(base: BaseModel) -> None:
-    """Raise ArtifactError where the runtime does not serve the base model: its family, a setting, or its tensors."""
+def _check_served(base: BaseModel) -> DecoderDescription:
+    """Its decoder. ArtifactError where the runtime does not serve the model: its family, a setting, or its tensors."""
     artifact = Artifact.open(base.folder)
-    check_tensors(describe(artifact), artifact)
+    description = describe(artifact)
+    check_tensors(description, artifact)
+    return description
 
 
 def _sets(overrides: Sequence[str]) -> str:

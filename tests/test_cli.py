@@ -298,7 +298,10 @@ def test_settings_that_no_engine_can_have_are_handed_on_as_given_and_refused_the
         (["--engine", "max_num_seqs=4"], "--engine: max_num_seqs has an option of its own, --max-num-seqs"),
         (["--engine", "block_size=4", "--engine", "block_size=8"], "--engine: block_size is given twice"),
         # By the engine's process: the same line, and the same exit code.
-        (["--engine", "max_prefil_chunk=3"], "engine.max_prefil_chunk: unknown setting; did you mean"),
+        (["--engine", "max_prefil_chunk=3"], "--engine max_prefil_chunk: unknown setting; did you mean"),
+        (["--engine", "kv_cache=int8_static"], "--engine kv_cache: unknown setting; did you mean 'kv_dtype'?"),
+        (["--sink-tokens", "4"], "--sink-tokens: 4 sinks stand before a window; give --window-tokens too"),
+        (["--engine", "=4"], "--engine: '=4' is not KEY=VALUE"),
     ],
 )
 def test_settings_that_serve_cannot_have_are_refused_in_one_line(

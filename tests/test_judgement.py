@@ -1,3 +1,4 @@
+import dataclasses
 from collections.abc import Collection
 from pathlib import Path
 from typing import get_args
@@ -6,12 +7,14 @@ import pytest
 
 from quantpipe.engine.admission import ADMISSIONS
 from quantpipe.engine.batching import BATCHING_MODES
+from quantpipe.engine.config import EngineConfig
 from quantpipe.engine.policies import POLICIES
 from quantpipe.engine.speculative.drafter import DRAFTERS, NO_DRAFTER
 from quantpipe.errors import DataError
 from quantpipe.evaluate.items import ItemResult, SuiteResult
 from quantpipe.judgement import engine_config, read_compared, read_questions, read_texts, score_rows
-from quantpipe.recipe.schema import EngineSection, Recipe
+from quantpipe.recipe.engine_section import SET_ELSEWHERE, EngineSection
+from quantpipe.recipe.schema import Recipe
 
 EVALS = Path(__file__).parents[1] / "evals" / "quickstart"
 
@@ -27,6 +30,8 @@ def test_every_engine_setting_of_a_recipe_reaches_the_engine(tmp_path: Path) -> 
         "max_model_len": 99,
         "max_num_seqs": 3,
         "max_num_batched_tokens": 77,
+        "block_size": 8,
+        "num_kv_blocks": None,
         "kv_cache_memory": 12_345_678,
         "memory_utilization": None,
         "prefix_cache": False,
@@ -43,13 +48,24 @@ def test_every_engine_setting_of_a_recipe_reaches_the_engine(tmp_path: Path) -> 
         "window_tokens": 64,
         "sink_tokens": 5,
         "activations": "int8",
+        "cuda_graphs": False,
         "num_threads": 2,
     }
     assert set(section) == set(EngineSection.model_fields)
     config = engine_config(recipe(tmp_path, engine=section))
     assert {name: getattr(config, name) for name in section} == section
     assert config.kv_dtype is None  # the manifest decides
-    assert engine_config(recipe(tmp_path, engine={"memory_utilization": 0.25})).memory_utilization == 0.25
+    for name, value in {"memory_utilization": 0.25, "num_kv_blocks": 99}.items():
+        assert getattr(engine_config(recipe(tmp_path, engine={name: value})), name) == value
+
+
+def test_every_setting_of_the_engine_is_a_key_of_recipes_or_set_elsewhere_for_a_reason() -> None:
+    keys, settings = set(EngineSection.model_fields), {field.name for field in dataclasses.fields(EngineConfig)}
+    assert keys | set(SET_ELSEWHERE) == settings
+    assert not keys & set(SET_ELSEWHERE)
+    assert all(SET_ELSEWHERE.values())
+    defaults = EngineConfig()
+    assert {name: getattr(EngineSection(), name) for name in keys} == {name: getattr(defaults, name) for name in keys}
 
 
 @pytest.mark.parametrize(

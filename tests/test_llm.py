@@ -125,13 +125,16 @@ def test_parameters_may_be_given_per_prompt(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("prompts", "params", "message"),
     [
-        (["a", ""], SamplingParams(n=5), r"prompts\[0\]: n: 5 samples exceed max_num_seqs 4"),
+        (["a", ""], SamplingParams(n=5), r"^sampling_params: n: 5 samples exceed max_num_seqs 4.* raise max_num_seqs$"),
+        (["a"], SamplingParams(temperature=-1), r"^sampling_params: temperature: -1 is not a finite number"),
+        (["a", "b"], [PARAMS, SamplingParams(top_p=2)], r"^sampling_params\[1\]: top_p: 2 is outside"),
+        (["a"], SamplingParams(logit_bias={99_999: 1}), r"^sampling_params: logit_bias: token id 99999 is outside"),
         (["a", [99_999]], PARAMS, r"prompts\[1\]: prompt: token id 99999 is outside the vocabulary"),
         (["a", "b"], [PARAMS], "sampling_params: 1 for 2 prompts; give one for all or one for each"),
         (["a"], {"temperature": 1}, r"sampling_params: found {'temperature': 1}; give a quantpipe.SamplingParams"),
         (["a", "b"], [PARAMS, 5], "sampling_params: found 5; give a quantpipe.SamplingParams"),
         (["a"], SamplingParams(stop=""), None),
-        (["a"], SamplingParams(stop=["x", ""]), r"prompts\[0\]: stop: '' is not a text"),
+        (["a"], SamplingParams(stop=["x", ""]), r"^sampling_params: stop: '' is not a text"),
         ([[1], 2], PARAMS, "prompts: token ids and whole prompts in one list"),
         (None, PARAMS, "prompts: None is neither a text"),
         (5, PARAMS, "prompts: 5 is neither a text"),
@@ -164,10 +167,14 @@ def test_an_interrupt_leaves_nothing_behind(llm: LLM, monkeypatch: pytest.Monkey
 
 
 def test_unknown_setting_or_folder_is_refused_with_what_there_is(tiny_llama: Path, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"engine.max_num_seq: unknown setting; did you mean 'max_num_seqs'\?"):
+    with pytest.raises(RecipeError, match=r"^max_num_seq: unknown setting; did you mean 'max_num_seqs'\?"):
         LLM(tiny_llama, max_num_seq=3)
-    with pytest.raises(RecipeError, match=r"engine.max_num_seqs: '3' is no whole number"):
+    with pytest.raises(RecipeError, match=r"^max_num_seqs: '3' is no whole number"):
         LLM(tiny_llama, max_num_seqs="3")
+    with pytest.raises(RecipeError, match=r"^kv_cache: unknown setting; did you mean 'kv_dtype'\?"):
+        LLM(tiny_llama, kv_cache="int8_static")
+    with pytest.raises(RecipeError, match=r"^max_model_len: 9,999,999 exceeds the model's own limit"):
+        LLM(tiny_llama, max_model_len=9_999_999)
     with pytest.raises(ArtifactError):
         LLM(tmp_path)
     assert issubclass(RecipeError, QuantpipeError)
@@ -182,5 +189,5 @@ def test_text_obeys_its_grammar(llm: LLM) -> None:
     params = SamplingParams(n=3, max_tokens=40, temperature=1.0, seed=1, grammar=Grammar("regex", "(ab|ba){4}"))
     [completion] = llm.generate("The file", params)
     assert all(re.fullmatch("(ab|ba){4}", output.text) for output in completion.outputs)
-    with pytest.raises(RequestError, match=r"prompts\[0\]: grammar: .*unclosed group"):
+    with pytest.raises(RequestError, match=r"^sampling_params: grammar: .*unclosed group"):
         llm.generate("The file", SamplingParams(grammar=Grammar("regex", "((")))

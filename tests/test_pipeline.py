@@ -2,12 +2,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 import transformers
 from architectures import MakeModel
 
-from quantpipe.errors import ArtifactError, DataError
+from quantpipe.errors import ArtifactError, DataError, RecipeError
 from quantpipe.pipeline import gate_artifact, only_run, quantization_facts, quantize_recipe, run_recipe
-from quantpipe.recipe.schema import Recipe
+from quantpipe.recipe.schema import Recipe, load_recipe
 from quantpipe.report import Reporter
 
 
@@ -120,3 +121,83 @@ def test_a_model_that_is_neither_served_nor_quantized_is_not_sent_there(
     with pytest.raises(ArtifactError, match=f"config.json: holds a {held}; supported are decoder-only language models"):
         run_recipe(recipe(tmp_path / "model", tmp_path / "run"), Path("r.yaml"), tmp_path / "cache", quiet)
     assert not (tmp_path / "run").exists()
+
+
+TRITON = """\
+version: 1
+name: tiny
+model: {model}
+quantize: {{solver: rtn, scheme: {{name: w4a16, group_size: 64}}}}
+engine:
+  backend: {backend}
+bench: {{concurrency: [2], prompt_tokens: 8, new_tokens: 2, repeats: 2}}
+gate: {{tpot_ratio_c2: {{max: 1000.0}}}}
+output: run
+"""
+WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+
+
+def written(folder: Path, model: Path, backend: str = "triton") -> Recipe:
+    (folder / "r.yaml").write_text(TRITON.format(model=model, backend=backend))
+    return load_recipe(folder / "r.yaml")
+
+
+@WITHOUT_GPU
+def test_a_backend_that_this_machine_cannot_run_is_refused_before_anything_else(
+    tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = written(tmp_path, tiny_llama)
+    place = rf"^{tmp_path}/r\.yaml:6:12: engine\.backend: 'triton' needs a CUDA GPU"
+    with pytest.raises(RecipeError, match=place):
+        run_recipe(asked, tmp_path / "r.yaml", tmp_path / "cache", Reporter())
+    with pytest.raises(RecipeError, match=place):
+        gate_artifact(asked, tmp_path / "r.yaml", tiny_llama, tmp_path / "cache", Reporter())
+    assert capsys.readouterr().err == ""
+    assert {path.name for path in tmp_path.iterdir()} == {"r.yaml"}
+
+
+@WITHOUT_GPU
+def test_what_a_gpu_will_serve_is_quantized_without_one_and_that_is_said(
+    tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = quantize_recipe(written(tmp_path, tiny_llama), tmp_path / "cache", Reporter())
+    told = " ".join(capsys.readouterr().err.split())
+    assert "parity is checked in transformers only: engine.backend: 'triton' needs a CUDA GPU" in told
+    assert [row.comparison for row in made.parity] == ["simulated, reloaded by transformers"]
+    assert quantize_recipe(written(tmp_path, tiny_llama), tmp_path / "cache", Reporter(quiet=True)).was_reused
+    # where it can be served it is not taken on trust
+    served = quantize_recipe(written(tmp_path, tiny_llama, "cpu"), tmp_path / "cache", Reporter(quiet=True))
+    assert (served.was_reused, len(served.parity)) == (False, 4)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("max_model_len: 4096", "engine.max_model_len: 4,096 exceeds the model's own limit"),
+        ("window_tokens: 4096", "engine.window_tokens: 4,096 with 0 sinks exceed the model's own limit"),
+    ],
+)
+def test_settings_that_do_not_suit_the_model_are_refused_before_it_is_quantized(
+    tiny_llama: Path, tmp_path: Path, quiet: Reporter, setting: str, message: str
+) -> None:
+    (tmp_path / "r.yaml").write_text(
+        TRITON.format(model=tiny_llama, backend="cpu").replace("bench:", f"  {setting}\nbench:")
+    )
+    with pytest.raises(RecipeError) as caught:
+        run_recipe(load_recipe(tmp_path / "r.yaml"), tmp_path / "r.yaml", tmp_path / "cache", quiet)
+    assert str(caught.value).startswith(f"{tmp_path}/r.yaml:7:18: {message}")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("model_type", ["bert", "mamba"])
+def test_a_model_that_cannot_be_quantized_is_refused_without_a_word_about_parity(
+    tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], model_type: str
+) -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 64}
+    config = transformers.AutoConfig.for_model(model_type, **sizes)
+    kind = transformers.BertForMaskedLM if model_type == "bert" else transformers.MambaForCausalLM
+    kind(config).save_pretrained(tmp_path / "model")
+    shutil.copy(tiny_llama / "tokenizer.json", tmp_path / "model")
+    with pytest.raises((ArtifactError, RecipeError)):
+        quantize_recipe(written(tmp_path, tmp_path / "model", "cpu"), tmp_path / "cache", Reporter())
+    assert "parity" not in capsys.readouterr().err

@@ -187,8 +187,12 @@ class Backend(Protocol):
         activations: Activations = "int16",
         memory_utilization: float | None = None,
     ) -> Executor:
-        """Load a model folder, ordinary or quantized. ArtifactError if damaged, QuantpipeError if unable.
+        """Load a model folder, ordinary or quantized. ArtifactError if damaged, RecipeError or DataError if unable.
 
         On a GPU the weights may take no more than ``memory_utilization`` of what is free: that is counted beforehand.
         """
+        ...
+
+    def check(self, description: DecoderDescription | None = None) -> None:
+        """Raise RecipeError where ``load`` would refuse this machine, or a decoder of these sizes. Loads nothing."""
         ...

@@ -229,6 +229,9 @@ class ReferenceBackend:
         norms = {spec: load_norm(artifact, spec) for spec in description.norms()}
         return ReferenceExecutor(folder, description, embedding_VH, linears, norms, activation_divisor)
 
+    def check(self, description: DecoderDescription | None = None) -> None:
+        """Nothing is asked of the machine, nor of a decoder."""
+
 
 def _decode_once(weights: LinearWeights) -> LinearWeights:
     """Float32 weights, except where integer activations need the integers."""

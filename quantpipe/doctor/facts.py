@@ -29,6 +29,15 @@ def machine_facts() -> list[Fact]:
     return [*_versions(), *_cpu(), *_gpus()]
 
 
+def is_interpreted() -> bool:
+    """Whether Triton interprets kernels on the CPU instead of compiling them for a GPU."""
+    if find_spec("triton") is None:
+        return False
+    import triton
+
+    return bool(triton.knobs.runtime.interpret)
+
+
 def _versions() -> Iterator[Fact]:
     from quantpipe import __version__
 
@@ -83,9 +92,13 @@ def _gpus() -> Iterator[Fact]:
         return
     import torch
 
+    if is_interpreted():
+        found = "TRITON_INTERPRET is set, so engine.backend 'triton' is interpreted on the CPU: slow, for tests"
+        yield Fact("triton kernels", found, "note")
     if not torch.cuda.is_available():
         why = "this torch is built without CUDA" if torch.version.cuda is None else "torch finds no GPU or no driver"
-        yield Fact("cuda", f"none: {why}; engine.backend 'triton' does not run here", "note")
+        then = "" if is_interpreted() else "; engine.backend 'triton' does not run here"
+        yield Fact("cuda", f"none: {why}{then}", "note")
         return
     yield Fact("cuda", f"{torch.version.cuda}, {torch.cuda.device_count()} GPU(s)")
     for index in range(torch.cuda.device_count()):
@@ -103,11 +116,9 @@ def _gpu(index: int) -> Fact:
     )
     if find_spec("triton") is None:
         return Fact(f"gpu {index}", f"{text}; without triton nothing of ours runs on it", "note")
-    from quantpipe.backends.triton.requirements import check_capability
-    from quantpipe.errors import QuantpipeError
+    from quantpipe.backends.triton.requirements import capability_fault
 
-    try:
-        check_capability(properties.name, (properties.major, properties.minor))
-    except QuantpipeError as error:
-        return Fact(f"gpu {index}", f"{text}; {error}", "note")
+    fault = capability_fault(properties.name, (properties.major, properties.minor))
+    if fault is not None:
+        return Fact(f"gpu {index}", f"{text}; engine.backend 'triton' {fault}", "note")
     return Fact(f"gpu {index}", text)

@@ -7,23 +7,29 @@ leaves what it had found.
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
 from quantpipe.doctor.record import PartResult, Record, Row, State
 from quantpipe.errors import RecipeError, suggest
 
+Needs = Literal["nothing", "kernels", "gpu"]
 NEEDS_GPU = "needs a GPU, and kernels are interpreted on the CPU here"
+FOUND_NOTHING = "it gave no row, so nothing was checked; this is a bug, report it"
 
 
 @dataclass(frozen=True)
 class Part:
-    """On a GPU ``budget_s`` bounds it between two rows. ``run`` raises ``AbsentError`` where it lacks what it needs."""
+    """On a GPU ``budget_s`` bounds it between two rows. ``run`` raises ``AbsentError`` where it lacks what it needs.
+
+    What it ``needs`` is nothing; kernels that run, if only in the interpreter; or a GPU.
+    """
 
     name: str
     title: str
     budget_s: float
-    needs_gpu: bool
+    needs: Needs
     run: Callable[[torch.device], Iterator[Row]]
 
 
@@ -91,14 +97,14 @@ def _sweep(device: torch.device) -> Iterator[Row]:
 PARTS: dict[str, Part] = {
     part.name: part
     for part in (
-        Part("facts", "Versions and devices", 10, False, _facts),
-        Part("kernels", "Kernels against float64", 110, False, _kernels),
-        Part("step", "A decode step in a graph", 30, True, _step),
-        Part("ceilings", "What copies and matrix products reach", 15, True, _ceilings),
-        Part("rooflines", "Kernels beside those ceilings", 80, True, _rooflines),
-        Part("end_to_end", "Tokens per second of an 8B shape", 90, True, _end_to_end),
-        Part("sanitizer", "compute-sanitizer over the kernels", 95, True, _sanitizer),
-        Part("sweep", "Launches that beat the table's", 40, True, _sweep),
+        Part("facts", "Versions and devices", 10, "nothing", _facts),
+        Part("kernels", "Kernels against float64", 110, "kernels", _kernels),
+        Part("step", "A decode step in a graph", 30, "gpu", _step),
+        Part("ceilings", "What copies and matrix products reach", 15, "gpu", _ceilings),
+        Part("rooflines", "Kernels beside those ceilings", 80, "gpu", _rooflines),
+        Part("end_to_end", "Tokens per second of an 8B shape", 90, "gpu", _end_to_end),
+        Part("sanitizer", "compute-sanitizer over the kernels", 95, "gpu", _sanitizer),
+        Part("sweep", "Launches that beat the table's", 40, "gpu", _sweep),
     )
 }
 
@@ -117,7 +123,7 @@ def chosen(only: Collection[str], skip: Collection[str]) -> list[Part]:
 
 def run_part(part: Part, device: torch.device) -> PartResult:
     """Run one part to its end, or as far as its time goes. What it raises is its result, not the end of the check."""
-    if part.needs_gpu and device.type != "cuda":
+    if part.needs == "gpu" and device.type != "cuda":
         return PartResult("absent", reason=NEEDS_GPU)
     started_s, rows = time.monotonic(), list[Row]()
     state: State = "passed"
@@ -133,6 +139,8 @@ def run_part(part: Part, device: torch.device) -> PartResult:
         state, reason = "absent", str(error)
     except Exception as error:  # a kernel that cannot run is a finding like one that is wrong
         state, reason = "failed", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    if state == "passed" and not rows:
+        state, reason = "failed", FOUND_NOTHING
     if any(row.get("ok") is False for row in rows):
         state, reason = "failed", reason or f"{sum(row.get('ok') is False for row in rows)} rows are wrong"
     return PartResult(state, time.monotonic() - started_s, reason, rows)

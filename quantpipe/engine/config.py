@@ -13,6 +13,19 @@ from quantpipe.engine.speculative.drafter import DRAFTERS, NO_DRAFTER
 from quantpipe.errors import RecipeError, suggest
 from quantpipe.formats.kv_mode import kv_mode
 
+# What settings are called elsewhere, in recipes and in vLLM, where that is not what is spelt most like it.
+OTHER_NAMES = {
+    "kv_cache": "kv_dtype",
+    "kv_cache_dtype": "kv_dtype",
+    "gpu_memory_utilization": "memory_utilization",
+    "kv_cache_memory_bytes": "kv_cache_memory",
+    "enable_prefix_caching": "prefix_cache",
+    "scheduling_policy": "policy",
+    "num_gpu_blocks_override": "num_kv_blocks",
+    "num_speculative_tokens": "num_draft_tokens",
+    "enforce_eager": "cuda_graphs",
+}
+
 
 @dataclass(frozen=True)
 class EngineConfig:
@@ -79,7 +92,7 @@ class EngineConfig:
         kinds = get_type_hints(cls)
         for name, value in settings.items():
             if name not in kinds:
-                raise RecipeError(f"engine.{name}: unknown setting{suggest(name, kinds)}")
+                raise RecipeError(f"engine.{name}: unknown setting{suggest(name, kinds, OTHER_NAMES.get(name))}")
             if not _is_of(value, kinds[name]):
                 raise RecipeError(f"engine.{name}: {value!r} is no {_called(kinds[name])}")
         return cls(**settings)

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from quantpipe.errors import QuantpipeError
+from quantpipe.errors import DataError, RecipeError
 
 # A version 1 control group without a limit reports about 2^63; no machine has that much.
 _NO_LIMIT_BYTES = 1 << 60
@@ -38,16 +38,18 @@ class DeviceMemory(Protocol):
 
 
 def memory_of(device: torch.device) -> DeviceMemory:
-    """The memory that tensors on ``device`` take. QuantpipeError where it cannot be measured here."""
+    """The memory that tensors on ``device`` take. RecipeError where it cannot be measured here."""
     if device.type == "cuda":
         return CudaMemory(device)
     if device.type == "cpu":
         return HostMemory()
-    raise QuantpipeError(f"memory of device {device} cannot be measured; give engine.kv_cache_memory in bytes")
+    raise RecipeError(
+        f"engine.memory_utilization: memory of device {device} cannot be measured; give engine.kv_cache_memory in bytes"
+    )
 
 
 class HostMemory:
-    """RAM, as Linux tells it under ``root``. QuantpipeError where it does not."""
+    """RAM, as Linux tells it under ``root``. DataError where it does not."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
@@ -145,7 +147,5 @@ def _field(text: str, name: str) -> int:
     return 0
 
 
-def _unmeasurable(path: Path, reason: object) -> QuantpipeError:
-    return QuantpipeError(
-        f"{path}: memory cannot be measured here ({reason}); give engine.kv_cache_memory in bytes instead"
-    )
+def _unmeasurable(path: Path, reason: object) -> DataError:
+    return DataError(f"{path}: memory cannot be measured here ({reason}); give engine.kv_cache_memory in bytes instead")

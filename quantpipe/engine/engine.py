@@ -21,7 +21,6 @@ from pathlib import Path
 
 import torch
 
-from quantpipe.backends import BACKENDS
 from quantpipe.backends.protocol import DecodeLimits, Executor
 from quantpipe.engine.block_pool import BlockPool
 from quantpipe.engine.config import EngineConfig
@@ -29,6 +28,7 @@ from quantpipe.engine.constraint import Constraint, ConstraintCompiler, check_gr
 from quantpipe.engine.kv_cache import resolve_attention_window, resolve_max_model_len
 from quantpipe.engine.memory import size_pool
 from quantpipe.engine.prefix_cache import PrefixCache, PrefixNamespace
+from quantpipe.engine.preflight import backend_of
 from quantpipe.engine.request import (
     FinishReason,
     PromptLogitsSink,
@@ -43,11 +43,12 @@ from quantpipe.engine.request import (
 )
 from quantpipe.engine.runner import Advanced, ModelRunner
 from quantpipe.engine.sample_group import SampleGroup, append_tokens, finish_reason
+from quantpipe.engine.sampling_params import check_params
 from quantpipe.engine.scheduler import Advance, Scheduler, Step
 from quantpipe.engine.speculative.drafter import DRAFTERS, NO_DRAFTER, Drafter
 from quantpipe.engine.stats import EngineCounters, EngineStats
 from quantpipe.engine.warm_up import take_first_steps
-from quantpipe.errors import ArtifactError, QuantpipeError, RecipeError, RequestError, suggest
+from quantpipe.errors import ArtifactError, QuantpipeError, RequestError, suggest
 from quantpipe.formats.artifact import Artifact
 from quantpipe.formats.digests import MANIFEST_NAME
 from quantpipe.formats.kv_mode import KV_MODES
@@ -114,11 +115,9 @@ class Engine:
     def open(cls, folder: Path, config: EngineConfig | None = None) -> "Engine":
         """Load a model folder, quantized or ordinary. ArtifactError where damaged, RecipeError where misconfigured."""
         config = config or EngineConfig()
-        if config.backend not in BACKENDS:
-            raise RecipeError(f"engine.backend: unknown '{config.backend}'{suggest(config.backend, BACKENDS)}")
+        backend = backend_of(config)
         artifact = Artifact.open(folder)
         kv_dtype = _kv_dtype_of(artifact) if config.kv_dtype is None else config.kv_dtype
-        backend = BACKENDS[config.backend]()
         executor = backend.load(
             folder, config.activation_divisor, config.num_threads, config.activations, config.memory_utilization
         )
@@ -166,17 +165,26 @@ class Engine:
             max_queue_s=max_queue_s,
         )
         check_request(request, self.description.vocab_size, self.max_model_len, self._window.is_endless)
+        self._check_num_samples(params)
+        namespace = self._namespace._replace(salt=cache_salt)
+        group = SampleGroup.of(request, namespace, self._eos_token_ids, self.compiled(params))
+        self._scheduler.add(group.seqs[0])
+        self._unfinished[request_id] = group
+        return request_id
+
+    def check_params(self, params: SamplingParams) -> None:
+        """Raise RequestError, naming the parameter, where a request of any prompt would be refused for ``params``."""
+        check_params(params, self.description.vocab_size)
+        self._check_num_samples(params)
+        self.compiled(params)
+
+    def _check_num_samples(self, params: SamplingParams) -> None:
         if params.n > self.config.max_num_seqs:
             raise RequestError(
                 f"n: {params.n} samples exceed max_num_seqs {self.config.max_num_seqs}, as many as run at a time; ask "
                 "for fewer or raise engine.max_num_seqs",
                 "n",
             )
-        namespace = self._namespace._replace(salt=cache_salt)
-        group = SampleGroup.of(request, namespace, self._eos_token_ids, self.compiled(params))
-        self._scheduler.add(group.seqs[0])
-        self._unfinished[request_id] = group
-        return request_id
 
     def compiled(self, params: SamplingParams) -> Constraint | None:
         """What enforces the grammar of ``params``, if they have one. RequestError where that cannot be.

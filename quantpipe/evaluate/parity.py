@@ -109,6 +109,11 @@ def check_parity(
     ]
 
 
+def compares_served(rows: Sequence[ParityRow]) -> bool:
+    """Whether what is served was among what was compared."""
+    return any("served" in row.comparison for row in rows)
+
+
 def require_parity(rows: Sequence[ParityRow], folder: Path) -> None:
     """Raise ArtifactError for the first comparison that does not agree."""
     for row in rows:

@@ -29,6 +29,6 @@ def describe(artifact: Artifact) -> DecoderDescription:
         known = ", ".join(sorted(FAMILIES))
         raise UnservedError(
             f"{artifact.folder}/config.json: model_type '{model_type}' is not served by the bundled runtime (it serves "
-            f"{known})"
+            f"{known}); give a model of one of these, or serve this one with another runtime, such as vLLM"
         )
     return FAMILIES[str(model_type)](artifact)

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from quantpipe.errors import RecipeError
+from quantpipe.errors import DataError, RecipeError
 
 KeyPath = tuple[str | int, ...]
 # Stands for every index of a list in a path that is given to ``Document.expand``.
@@ -46,6 +46,7 @@ class Problem:
     ``place`` is where, if not where the document has ``path``; ``shown`` is the key path to print, if another.
     ``is_unread``: the value could not be read, so nothing else is known of it. ``meant``: the key that this may be a
     misspelling of. ``needs``: a part of the file that must be right for this to be said at all.
+    ``is_data``: the file is right, and what it names is not there.
     """
 
     path: KeyPath
@@ -56,6 +57,7 @@ class Problem:
     is_unread: bool = False
     meant: KeyPath | None = None
     needs: KeyPath | None = None
+    is_data: bool = False
 
     def below(self, path: KeyPath) -> "Problem":
         """The same problem of the file in which what it was found in lies at ``path``."""
@@ -185,6 +187,13 @@ def read_document(path: Path, what: str = "recipe") -> Document:
     return document
 
 
+def refusal(document: Document, problems: Sequence[Problem]) -> RecipeError | DataError:
+    """The error of all ``problems``, a line each: of data where there is nothing else wrong than files not there."""
+    text = "\n".join(document.render(problems))
+    is_data = bool(problems) and all(problem.is_data for problem in problems)
+    return DataError(text) if is_data else RecipeError(text)
+
+
 def independent(written: Sequence[Problem], conflicts: Sequence[Problem]) -> list[Problem]:
     """What is ``written`` wrongly, and of the ``conflicts`` those that do not follow from another problem."""
     every = (*written, *conflicts)
@@ -241,9 +250,17 @@ def render_path(path: KeyPath) -> str:
 
 def _line(place: Place, problem: Problem) -> str:
     shown = render_path(problem.path if problem.shown is None else problem.shown)
-    if not shown or str(place) == f"--set {render_path(problem.path)}":
-        return f"{place}: {problem.text}"
-    return f"{place}: {shown}: {problem.text}"
+    if place.is_override:
+        shown = beyond(str(place).removeprefix("--set "), shown)
+    return f"{place}: {shown}: {problem.text}" if shown else f"{place}: {problem.text}"
+
+
+def beyond(told: str, path: str) -> str:
+    """What the key path ``path`` adds to one that was ``told`` already: nothing, or its last parts."""
+    rest = path.removeprefix(told)
+    if rest != path and rest[:1] in (".", "["):
+        return rest.removeprefix(".")
+    return "" if told == path or told.startswith((f"{path}.", f"{path}[")) else path
 
 
 def _convert(node: Any, path: KeyPath, document: Document, seen: set[int], place: Place | None) -> Any:

@@ -9,6 +9,7 @@ from pydantic_core import ErrorDetails
 
 from quantpipe.errors import nearest, suggest
 from quantpipe.recipe.document import KeyPath, Problem, describe
+from quantpipe.recipe.section import Section
 
 _TYPES = {
     "bool_type": "true or false",
@@ -41,7 +42,10 @@ def explain(error: ErrorDetails, root: type[BaseModel]) -> Problem:
     kind, found, context = error["type"], error["input"], error.get("ctx", {})
     if kind == "extra_forbidden":
         known = list(owner.model_fields) if owner is not None else []
-        text = f"unknown key {str(path[-1])!r}{suggest(str(path[-1]), known)}"
+        elsewhere = owner.set_elsewhere if owner is not None and issubclass(owner, Section) else {}
+        if (key := str(path[-1])) in elsewhere:
+            return Problem(path, f"unknown key {key!r}: {elsewhere[key]}", at_key=True, shown=path[:-1])
+        text = f"unknown key {key!r}{suggest(key, known)}"
         near = nearest(str(path[-1]), known)
         meant = None if near is None else (*path[:-1], near)
         return Problem(path, text, at_key=True, shown=path[:-1], meant=meant)
@@ -109,7 +113,9 @@ def _models(annotation: Any) -> list[type[BaseModel]]:
 
 
 def _item(annotation: Any) -> Any:
-    """The type hint of what a list of this type hint holds; None for anything else."""
+    """The type hint of what a list or mapping of this type hint holds; None for anything else."""
+    if get_origin(annotation) is dict:
+        return get_args(annotation)[1]
     return get_args(annotation)[0] if get_origin(annotation) is tuple else None
 
 
@@ -128,8 +134,8 @@ def _walk(
             field = None
             continue
         path.append(part)
-        if isinstance(part, int):
-            annotation = _item(annotation)
+        if isinstance(part, int) or get_origin(annotation) is dict:
+            annotation, owner, field = _item(annotation), None, None
             continue
         owner = models[0] if models else None
         field = owner.model_fields.get(part) if owner is not None else None

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from quantpipe.errors import DataError, RecipeError
-from quantpipe.recipe.document import KeyPath, Problem, value_at
+from quantpipe.recipe.document import KeyPath, Problem, beyond, value_at
 from quantpipe.recipe.schema import Recipe
 
 _HEAD = re.compile(r"([a-z_]+(?:\.[a-z_]+|\[[0-9]+\])*): (?:([a-z0-9_]+): )?")
@@ -35,8 +35,11 @@ def with_line(recipe: Recipe, text: str) -> str:
     if path[0] not in document.data:
         return text
     path = (*path, *_entry(value_at(document.data, path), head[2]))
-    place = str(document.place_of(Problem(path, text)))
-    return f"--set {text}" if place == f"--set {head[1]}" else f"{place}: {text}"
+    place = document.place_of(Problem(path, text))
+    if not place.is_override:
+        return f"{place}: {text}"
+    rest = beyond(str(place).removeprefix("--set "), head[1])
+    return f"{place}: {rest}{text[len(head[1]) :] if rest else text[len(head[1]) + 2 :]}"
 
 
 def _entry(values: Any, name: str | None) -> Sequence[int]:

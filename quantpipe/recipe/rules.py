@@ -11,6 +11,7 @@ from typing import Any
 from quantpipe.errors import RecipeError, suggest
 from quantpipe.gate.judge import METRICS, Metric, concurrency_of, known_metric_names, metric_of
 from quantpipe.recipe.document import KeyPath, Problem, render_path, value_at
+from quantpipe.recipe.engine_rules import find_engine_conflicts
 from quantpipe.recipe.model_source import FolderSource, GgufSource, HubSource, PypiSource, absolute, parse_source
 from quantpipe.recipe.quantize_rules import find_quantize_conflicts
 
@@ -36,8 +37,7 @@ def find_conflicts(data: Mapping[str, Any], folder: Path) -> Iterator[Problem]:
     yield from _model_problems(data, folder)
     yield from _data_problems(data, folder)
     yield from _budget_problems(data)
-    yield from _memory_problems(data)
-    yield from _window_problems(data)
+    yield from find_engine_conflicts(data)
     yield from find_quantize_conflicts(data)
     yield from _gate_problems(data)
     yield from _length_problems(data)
@@ -59,9 +59,11 @@ def _model_problems(data: Mapping[str, Any], folder: Path) -> Iterator[Problem]:
         yield Problem(path, text, needs=("model", "sha256"))
     if isinstance(source, FolderSource) and not source.folder.is_dir():
         found = "is a file" if source.folder.exists() else "does not exist"
-        yield Problem(path, f"{source.folder} {found}; give a model folder, a .gguf file or a hub id 'owner/name'")
+        yield Problem(
+            path, f"{source.folder} {found}; give a model folder, a .gguf file or a hub id 'owner/name'", is_data=True
+        )
     if isinstance(source, GgufSource) and not source.file.is_file():
-        yield Problem(path, f"no file {source.file}; give the path of a .gguf file")
+        yield Problem(path, f"no file {source.file}; give the path of a .gguf file", is_data=True)
     if isinstance(source, HubSource | FolderSource) and model.get("dtype", "auto") != "auto":
         text = "only a GGUF file is converted, a model folder keeps its stored dtype; remove it, or convert the folder"
         yield Problem(("model", "dtype"), text, at_key=True)
@@ -77,14 +79,13 @@ def _data_problems(data: Mapping[str, Any], folder: Path) -> Iterator[Problem]:
         found = absolute(text, folder)
         is_definition = path[0] == "calibration" and found.suffix in (".yaml", ".yml") and found.is_file()
         if not is_definition and not any((found / name).is_file() for name in inner):
-            yield Problem(path, f"{found} {_state(found, inner[0])}; give a folder that holds {inner[0]}")
+            yield Problem(path, f"{found} {_state(found, inner[0])}; give a folder that holds {inner[0]}", is_data=True)
     text = value_at(data, TEXT_PATH)
     if isinstance(text, str) and text:
         found = absolute(text, folder)
         if not found.is_file() and not any(found.glob("*.txt")):
-            yield Problem(
-                TEXT_PATH, f"{found} {_state(found, '.txt files')}; give a text file or a folder of .txt files"
-            )
+            text = f"{found} {_state(found, '.txt files')}; give a text file or a folder of .txt files"
+            yield Problem(TEXT_PATH, text, is_data=True)
     yield from _holdout_problems(data)
 
 
@@ -112,20 +113,6 @@ def _budget_problems(data: Mapping[str, Any]) -> Iterator[Problem]:
     elif type(length) is int and length > 0 and num_tokens % length:
         nearest = max(1, round(num_tokens / length)) * length
         yield Problem(path, f"found {num_tokens}, no multiple of sequence_length {length}; such as {nearest}")
-
-
-def _window_problems(data: Mapping[str, Any]) -> Iterator[Problem]:
-    num_sinks = value_at(data, ("engine", "sink_tokens"))
-    if type(num_sinks) is int and num_sinks > 0 and value_at(data, ("engine", "window_tokens")) is None:
-        text = "sinks stand before a window, and there is none; add engine.window_tokens"
-        yield Problem(("engine", "sink_tokens"), text, at_key=True, needs=("engine", "window_tokens"))
-
-
-def _memory_problems(data: Mapping[str, Any]) -> Iterator[Problem]:
-    given = [value_at(data, ("engine", name)) for name in ("kv_cache_memory", "memory_utilization")]
-    if None not in given:
-        text = "found kv_cache_memory too, which sizes the same memory; give one of them"
-        yield Problem(("engine", "memory_utilization"), text, at_key=True)
 
 
 def _state(path: Path, wanted: str) -> str:

@@ -20,7 +20,8 @@ from pydantic import (
 
 from quantpipe.errors import RecipeError
 from quantpipe.gate.judge import Limit
-from quantpipe.recipe.document import EACH, Document, describe, independent, read_document
+from quantpipe.recipe.document import EACH, Document, describe, independent, read_document, refusal
+from quantpipe.recipe.engine_section import EngineSection
 from quantpipe.recipe.explain import explain
 from quantpipe.recipe.model_source import FolderSource, GgufSource, absolute, parse_source
 from quantpipe.recipe.quantize_section import QuantizeSection
@@ -146,62 +147,6 @@ class CalibrationSection(Section):
         return data
 
 
-class EngineSection(Section):
-    """The runtime that evaluates, benches and serves."""
-
-    backend: Literal["cpu", "torch", "triton", "reference"] = "cpu"
-    """What executes the model: `cpu` compiled kernels of its own, where the machine has a C++ compiler; `torch` torch's
-    operators; `triton` kernels on a CUDA GPU (docs/serving.md). `reference` is slow and plain: the specification that
-    others are tested against."""
-    max_model_len: Count | None = None
-    """Most tokens of one sequence, prompt and output. Absent: the model's own limit, at most 4096."""
-    max_num_seqs: Count = 16
-    """Most sequences that run at once."""
-    max_num_batched_tokens: Count = 512
-    """Token budget of one step, shared by prompts and running sequences."""
-    kv_cache_memory: Count | None = None
-    """Bytes for keys and values. Absent: room for `max_num_seqs` sequences of `max_model_len`, within 1 GiB."""
-    memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Instead, the share of the memory (RAM on a CPU) that weights, steps, and keys and values take together. A run has
-    two engines at a time, the candidate's and the baseline's, with such a share each."""
-    prefix_cache: bool = True
-    """Whether a prompt that begins like an earlier one finds that part computed."""
-    policy: Literal["fcfs", "priority", "shortest", "deadline"] = "fcfs"
-    """Who goes first: who came first; lower `priority`; who has the least left to do; or the least slack before its
-    deadline. Under each, waiting counts, so that nobody starves."""
-    admission: Literal["peak", "reserve", "greedy"] = "peak"
-    """Whom the key-value cache has room for: the most it will hold if outputs are as long as those of late; all of
-    `max_tokens`; or the prompts alone. What proves too much is computed again later."""
-    batching: Literal["continuous", "dynamic", "static"] = "continuous"
-    """`continuous` lets sequences join at every step. The others, for comparison, run whole batches: `dynamic` of what
-    waits, `static` of `max_num_seqs` where so many come."""
-    static_wait_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.05
-    """For how long nothing must have come before a `static` batch starts that is not full."""
-    max_prefill_chunk: Count | None = None
-    """Most tokens of one prompt read in a step. Absent: as many as the step has."""
-    max_long_prefills: Count | None = None
-    """Most prompts longer than `long_prompt_tokens` that are read at a time; shorter ones pass those that wait."""
-    long_prompt_tokens: Count = 1024
-    """What a long prompt exceeds."""
-    target_step_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """How long a step should take: where it takes longer, prompts get fewer tokens and fewer sequences run."""
-    speculative: Literal["none", "ngram"] = "none"
-    """Whether tokens are guessed ahead and checked together: `ngram` guesses what followed the same words before. It
-    pays where outputs repeat the prompt or themselves, and changes no token."""
-    num_draft_tokens: Count = 4
-    """Most tokens guessed for a sequence in a step."""
-    window_tokens: Annotated[int, Field(ge=16)] | None = None
-    """How many tokens each layer looks back on. What lies further back is given up, so that text goes on without end in
-    constant memory, and `max_model_len` bounds prompts alone. Absent: as far as the model does."""
-    sink_tokens: Annotated[int, Field(ge=0)] = 0
-    """How many first tokens stay in sight of that window: without some, 4 say, most models lose the thread."""
-    num_threads: Count | None = None
-    """CPU threads. Absent: all cores."""
-    activations: Literal["int8", "int16", "float32"] = "int16"
-    """What the `cpu` backend rounds activations to under weight-only schemes, per token and weight group: `int8` is
-    fastest, `int16` nearly as close as `float32`, which rounds nothing. `w8a8` has its own rule."""
-
-
 class DivergenceSection(Section):
     """Perplexity, KL divergence and top-1 agreement against the base model on held-out text: `text` or `holdout`."""
 
@@ -302,7 +247,8 @@ class Recipe(Section):
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     """Read a recipe and apply ``key.path=value`` overrides.
 
-    Raises RecipeError that lists every problem, one per line, as ``file:line:column: key.path: found; allowed``.
+    Raises RecipeError that lists every problem, one per line, as ``file:line:column: key.path: found; allowed``;
+    DataError where all that is wrong are files and folders that are not there.
     """
     document = read_document(path)
     for option in (None, *overrides):
@@ -319,5 +265,5 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
         problems += [explain(detail, Recipe) for detail in error.errors(include_url=False)]
     problems = independent(document.problems, problems)
     if problems or recipe is None:
-        raise RecipeError("\n".join(document.render(problems)))
+        raise refusal(document, problems)
     return recipe

@@ -1,7 +1,8 @@
 """What every part of a recipe is built from: the strict frozen base, and the types of single values."""
 
 import re
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -23,7 +24,12 @@ Pattern = Annotated[str, AfterValidator(_legal_pattern)]
 
 
 class Section(BaseModel):
-    """What every part of a recipe has in common."""
+    """What every part of a recipe has in common.
+
+    ``set_elsewhere``: names that a reader may look for here, and where what they mean is set.
+    """
+
+    set_elsewhere: ClassVar[Mapping[str, str]] = {}
 
     model_config = ConfigDict(
         strict=True, frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 # Installed with the package, and absent where only its runtime is.
 ABSENT = (
@@ -77,15 +78,64 @@ def test_what_cannot_be_done_is_refused_in_one_line(arguments: tuple[str, ...], 
     assert done.stderr.count("\n") == 1
 
 
-def test_gpu_check_without_a_gpu_is_refused(tmp_path: Path) -> None:
-    import torch
+WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    done = run(MODULE, "--gpu-check", "--output", str(tmp_path / "check.json"))
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("engine.backend: 'triton' needs a CUDA GPU, and torch finds none")
+
+@WITHOUT_GPU
+@pytest.mark.parametrize("only", [(), ("--only", "kernels"), ("--only", "facts", "--only", "sweep")])
+def test_gpu_check_without_a_gpu_is_refused_in_its_own_words(tmp_path: Path, only: tuple[str, ...]) -> None:
+    done = run(MODULE, "--gpu-check", *only, "--output", str(tmp_path / "check.json"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("doctor: --gpu-check needs a CUDA GPU, and torch finds none; ")
+    assert "engine.backend" not in done.stderr
     assert not (tmp_path / "check.json").exists()
+
+
+@WITHOUT_GPU
+def test_mistakes_in_options_come_before_the_missing_gpu(tmp_path: Path) -> None:
+    assert run(MODULE, "--gpu-check", "--only", "kernel").stderr.startswith("doctor: --only: unknown part 'kernel'; ")
+    done = run(MODULE, "--gpu-check", "--output", "nope/x.json")
+    assert (done.returncode, done.stderr) == (
+        3,
+        "--output: nope: there is no such folder; make it, or give another --output\n",
+    )
+
+
+@WITHOUT_GPU
+def test_facts_need_no_gpu(tmp_path: Path) -> None:
+    done = run(MODULE, "--gpu-check", "--only", "facts", "--output", str(tmp_path / "check.json"))
+    assert done.returncode == 0, done.stderr
+    record = json.loads((tmp_path / "check.json").read_text())
+    assert (record["identity"]["device"], record["parts"]["facts"]["state"]) == ("none", "passed")
+    assert run(MODULE, "--only", "facts").stdout == run(MODULE).stdout
+
+
+def test_interpreted_kernels_are_called_so() -> None:
+    lines = run(MODULE, TRITON_INTERPRET="1").stdout.splitlines()
+    assert any(
+        line.startswith("--  triton kernels: TRITON_INTERPRET is set, so engine.backend 'triton'") for line in lines
+    )
+    assert not any("does not run here" in line for line in lines)
+
+
+@pytest.mark.parametrize("option", ["-h", "--help"])
+def test_the_module_explains_itself(option: str) -> None:
+    done = run(MODULE, option)
+    assert done.returncode == 0
+    assert "-h, --help" in done.stdout
+
+
+def test_a_damaged_part_is_told_and_run_again(tmp_path: Path) -> None:
+    output = tmp_path / "check.json"
+    arguments = ("--gpu-check", "--output", str(output), "--only", "facts")
+    run(MODULE, *arguments, TRITON_INTERPRET="1")
+    record = json.loads(output.read_text())
+    record["parts"]["facts"]["rows"] = 7
+    output.write_text(json.dumps(record))
+    done = run(MODULE, *arguments, TRITON_INTERPRET="1")
+    assert done.returncode == 0
+    assert done.stderr.startswith(f"{output}: part 'facts': rows: found a number, and a list is expected; ")
+    assert json.loads(output.read_text())["parts"]["facts"]["rows"]
 
 
 def test_parts_that_cannot_run_are_not_called_right(tmp_path: Path) -> None:

@@ -11,14 +11,13 @@ from quantpipe.doctor.cases.case import Case
 from quantpipe.doctor.kernel_rows import kernel_rows
 from quantpipe.doctor.parts import PARTS, AbsentError, Part, run_part, run_parts
 from quantpipe.doctor.record import PartResult, Record, Row
-from quantpipe.errors import DataError
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 IDENTITY = {"device": "a GPU", "torch": "2"}
 
 
 def part(rows: Callable[[torch.device], Iterator[Row]], name: str = "own", budget_s: float = 60.0) -> Part:
-    return Part(name, "Own", budget_s, False, rows)
+    return Part(name, "Own", budget_s, "nothing", rows)
 
 
 def right(device: torch.device) -> Iterator[Row]:
@@ -34,6 +33,16 @@ def test_a_wrong_row_fails_the_part() -> None:
     assert run_part(part(right), CPU).state == "passed"
     failed = run_part(part(wrong), CPU)
     assert (failed.state, failed.reason, len(failed.rows)) == ("failed", "1 rows are wrong", 2)
+
+
+def test_a_part_that_gives_no_row_did_not_pass() -> None:
+    def nothing(device: torch.device) -> Iterator[Row]:
+        yield from ()
+
+    assert (run_part(part(nothing), CPU).state, run_part(part(nothing), CPU).reason[:15]) == (
+        "failed",
+        "it gave no row,",
+    )
 
 
 def test_rows_before_a_failure_are_kept() -> None:
@@ -92,16 +101,6 @@ def test_parts_that_passed_are_not_run_again_and_others_are(tmp_path: Path) -> N
     assert told == ["passed", "failed"] * 2
     Record(path, IDENTITY | {"torch": "3"}).put("c", PartResult("passed"))
     assert json.loads(path.read_text())["parts"].keys() == {"c"}
-
-
-@pytest.mark.parametrize(
-    "text", ["", "[]", '{"identity": 1}', '{"identity": {"device": "a GPU", "torch": "2"}, "parts": 1}']
-)
-def test_a_file_that_is_no_record_is_not_overwritten(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "check.json"
-    path.write_text(text)
-    with pytest.raises(DataError, match=r"check.json: no record of a GPU check; remove it"):
-        Record(path, IDENTITY)
 
 
 def test_a_case_that_raises_is_wrong_and_the_next_one_runs() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from quantpipe.errors import EXIT_USAGE, RecipeError
+from quantpipe.errors import EXIT_DATA, EXIT_USAGE, DataError, RecipeError
 from quantpipe.gate.judge import Limit
 from quantpipe.recipe.model_source import FolderSource, GgufSource, HubSource, PypiSource, parse_source
 from quantpipe.recipe.quantize_section import W4A16, GptqSolver, QuantizeSection, RtnSolver, SmoothquantTransform
@@ -51,9 +51,8 @@ def load(folder: Path, text: str, *overrides: str) -> Recipe:
 
 def problems(folder: Path, text: str, *overrides: str) -> list[str]:
     """The lines of the error, without the folder in front of the file's name."""
-    with pytest.raises(RecipeError) as caught:
+    with pytest.raises((RecipeError, DataError)) as caught:
         load(folder, text, *overrides)
-    assert caught.value.exit_code == EXIT_USAGE
     return str(caught.value).replace(f"{folder}/r.yaml", "r.yaml").split("\n")
 
 
@@ -98,6 +97,31 @@ def test_yaml_is_read_by_the_core_schema(folder: Path) -> None:
 
 # One line of the recipe replaced by others -> the one error expected.
 MISTAKES = {
+    "misspelt side of a limit": (
+        "  mean_kl: {max: 0.05}",
+        "  mean_kl: {mx: 5}",
+        "r.yaml:13:13: gate.mean_kl: unknown key 'mx'; did you mean 'max'? (known: max, min)",
+    ),
+    "a setting of the engine that is set elsewhere": (
+        "bench: {}",
+        "bench: {}\nengine: {kv_dtype: int8_static}",
+        "r.yaml:12:10: engine: unknown key 'kv_dtype': quantize.kv_cache says how keys and values are cached",
+    ),
+    "two sizes of the same memory": (
+        "bench: {}",
+        "bench: {}\nengine: {num_kv_blocks: 9, kv_cache_memory: 9}",
+        "r.yaml:12:28: engine.kv_cache_memory: found num_kv_blocks too, which sizes the same memory",
+    ),
+    "a window smaller than a block": (
+        "bench: {}",
+        "bench: {}\nengine: {window_tokens: 16, block_size: 32}",
+        "r.yaml:12:25: engine.window_tokens: found 16, below block_size 32; raise it, or lower block_size",
+    ),
+    "more sequences than tokens of a step": (
+        "bench: {}",
+        "bench: {}\nengine: {max_num_seqs: 600}",
+        "r.yaml:12:24: engine.max_num_seqs: max_num_batched_tokens 512 is below max_num_seqs 600",
+    ),
     "misspelt key in a section": (
         "  scheme: w8a8",
         "  scheme: {name: w4a16, group_sise: 64}",
@@ -604,6 +628,26 @@ def test_files_that_cannot_be_read_are_refused(folder: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("written", "instead", "code"),
+    [
+        ("model: owner/name", "model: ./nowhere", EXIT_DATA),
+        ("suite: suite", "suite: nowhere", EXIT_DATA),
+        ("name: legal", "name: ''", EXIT_USAGE),
+    ],
+)
+def test_files_that_are_not_there_are_faults_of_data_and_all_else_of_the_recipe(
+    folder: Path, written: str, instead: str, code: int
+) -> None:
+    assert written in RTN
+    with pytest.raises((RecipeError, DataError)) as caught:
+        load(folder, RTN.replace(written, instead))
+    assert caught.value.exit_code == code
+    with pytest.raises(RecipeError) as both:
+        load(folder, RTN.replace(written, instead), "bench.repeats=0")
+    assert both.value.exit_code == EXIT_USAGE
+
+
 def test_a_byte_order_mark_is_harmless(folder: Path) -> None:
     assert load(folder, "\ufeff" + RTN).name == "legal"
 
@@ -706,12 +750,18 @@ def test_overrides_reach_into_shorthands_and_replace_long_forms(folder: Path) ->
         ("bench.repeats=[", "--set bench.repeats: the value is not valid YAML: "),
         ("name.first=x", "--set name.first: name holds a single value; set it whole: --set name=..."),
         ("output=suite", "--set output: "),
+        ("engine={backned: cpu}", "--set engine: unknown key 'backned'; did you mean 'backend'?"),
+        ("engine={backend: cpuu}", "--set engine: backend: unknown backend 'cpuu'; did you mean 'cpu'?"),
+        ("model=./nowhere", "--set model: source: FOLDER/nowhere does not exist"),
+        ("gate.mean_kll.max=1", "--set gate.mean_kll.max: unknown metric 'mean_kll'; did you mean 'mean_kl'?"),
+        ("gate.mean_kl={mx: 1}", "--set gate.mean_kl: unknown key 'mx'; did you mean 'max'? (known: max, min)"),
+        ("quantize.overrides=[{modules: [x], scheme: w9}]", "--set quantize.overrides: [0].scheme: unknown scheme"),
         ("bench={repeats: 1, repeats: 2}", "--set bench: key 'repeats' is given twice; keep one"),
     ],
 )
 def test_a_wrong_override_is_reported_as_one(folder: Path, option: str, expected: str) -> None:
     lines = problems(folder, GPTQ, option)
-    assert lines[0].startswith(expected), lines
+    assert lines[0].startswith(expected.replace("FOLDER", str(folder))), lines
 
 
 def test_sources_are_told_apart(folder: Path) -> None:
@@ -767,7 +817,7 @@ def test_no_value_breaks_the_reader(folder: Path, key: str, value: object) -> No
 
 
 def test_an_escaped_surrogate_pair_is_its_character_and_half_of_one_is_located(folder: Path) -> None:
-    with pytest.raises(RecipeError, match="\U0001f600 does not exist"):
+    with pytest.raises(DataError, match="\U0001f600 does not exist"):
         load(folder, RTN, 'model="./\\ud83d\\ude00"')
     with pytest.raises(RecipeError, match="half of a surrogate pair"):
         load(folder, RTN, 'model="./\\ud83d"')

@@ -12,6 +12,7 @@ from quantpipe.backends.cpu.torch_backend import load_torch
 from quantpipe.backends.protocol import Activations
 from quantpipe.formats.artifact import Artifact
 from quantpipe.models import describe
+from quantpipe.models.description import DecoderDescription
 
 
 class CpuBackend:
@@ -40,3 +41,6 @@ class CpuBackend:
         except NativeError as error:
             executor = load_torch(artifact, description, activation_divisor)
             return replace(executor, notes=(f"torch operators, slower: {error}", *executor.notes))
+
+    def check(self, description: DecoderDescription | None = None) -> None:
+        """Nothing is asked of the machine, nor of a decoder."""

@@ -37,6 +37,9 @@ class TorchBackend:
         artifact = Artifact.open(folder)
         return load_torch(artifact, describe(artifact), activation_divisor)
 
+    def check(self, description: DecoderDescription | None = None) -> None:
+        """Nothing is asked of the machine, nor of a decoder."""
+
 
 def load_torch(artifact: Artifact, description: DecoderDescription, activation_divisor: float) -> CpuExecutor:
     """Every weight in its kernel's layout, after a check of all tensors."""

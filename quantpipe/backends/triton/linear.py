@@ -122,7 +122,7 @@ def build_linear(
     """Move linears that read the same input to ``device`` and repack them there.
 
     Neighbours in one scheme become one product. Weights in floating point are held in ``dtype``, that of activations.
-    QuantpipeError where no kernel takes a scheme.
+    RecipeError where no kernel takes a scheme.
     """
     for part in parts:
         check_kernels(part.scheme)
@@ -131,7 +131,7 @@ def build_linear(
 
 
 def check_kernels(scheme: WeightScheme | None) -> None:
-    """Raise QuantpipeError, before anything is loaded, where no kernel takes a scheme."""
+    """Raise RecipeError, before anything is loaded, where no kernel takes a scheme."""
     if scheme is not None and scheme.activation_bits is None:
         check_scheme(scheme)
 

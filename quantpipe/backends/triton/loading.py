@@ -21,7 +21,7 @@ from quantpipe.backends.triton.requirements import (
     usable_device,
 )
 from quantpipe.backends.triton.weight_bytes import weight_bytes
-from quantpipe.errors import QuantpipeError
+from quantpipe.errors import DataError
 from quantpipe.formats.artifact import Artifact
 from quantpipe.models import describe
 from quantpipe.models.description import DecoderDescription, LayerDescription, LinearSpec, NormSpec, RopeSpec
@@ -43,7 +43,7 @@ def load(folder: Path, activation_divisor: float, memory_utilization: float | No
         return load_weights(artifact, description, device, dtype, activation_divisor)
     except torch.OutOfMemoryError as error:
         reason = str(error).split("\n", maxsplit=1)[0]
-        raise QuantpipeError(f"{folder}: the weights do not fit into the GPU's memory: {reason}") from None
+        raise DataError(f"{folder}: the weights do not fit into the GPU's memory: {reason}") from None
 
 
 def load_weights(

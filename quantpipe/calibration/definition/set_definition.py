@@ -13,8 +13,8 @@ from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema, fi
 from quantpipe.calibration.definition.mapping import Texts
 from quantpipe.calibration.definition.sources import AUTO, KINDS, RowKeys, Source
 from quantpipe.calibration.redaction.section import RedactSection
-from quantpipe.errors import DataError, RecipeError, suggest
-from quantpipe.recipe.document import Document, KeyPath, Problem, describe, independent, read_document
+from quantpipe.errors import DataError, nearest, suggest
+from quantpipe.recipe.document import Document, KeyPath, Problem, describe, independent, read_document, refusal
 from quantpipe.recipe.explain import explain
 from quantpipe.recipe.schema import Recipe
 from quantpipe.recipe.section import Section
@@ -140,7 +140,7 @@ def set_in(path: Path) -> SetDefinition | Path:
 def set_from(data: Mapping[str, Any], folder: Path, document: Document, path: KeyPath = ()) -> SetDefinition:
     """Check a set that stands at ``path`` of ``document``; ``folder`` is what its paths are relative to.
 
-    Raises RecipeError listing every problem as ``file:line:column: key: ...``.
+    Raises RecipeError listing every problem as ``file:line:column: key: ...``; DataError where only files lack.
     """
     problems: list[Problem] = []
     header = None
@@ -153,7 +153,7 @@ def set_from(data: Mapping[str, Any], folder: Path, document: Document, path: Ke
     problems += [problem.below(path) for problem in _conflicts(header, sources, folder)]
     problems = independent([] if path else document.problems, problems)
     if problems or header is None:
-        raise RecipeError("\n".join(document.render(problems)))
+        raise refusal(document, problems)
     here: KeyPath = (*path, "sources")
     place = str(document.place_of(Problem(here, "", at_key=True)))
     places = [document.place_of(Problem((*here, index, "path"), "")) for index in sources]
@@ -170,20 +170,30 @@ def _sources(written: list[Any], path: KeyPath, folder: Path, problems: list[Pro
         keys = _with_kind(value)
         kind = keys.get("kind")
         if kind is None:
-            text = f"missing: a path, a dataset, or a kind (known: {', '.join(sorted(KINDS))})"
-            problems.append(Problem(here, text))
+            problems += _without_kind(value, here)
         elif not isinstance(kind, str) or kind not in KINDS:
             problems.append(Problem((*here, "kind"), f"unknown kind {str(kind)!r}{suggest(str(kind), KINDS)}"))
         elif kind == "file" and isinstance(keys.get("path"), str) and (folder / keys["path"]).is_dir():
             text = (
                 f"{folder / keys['path']} is a folder; give a file, or a pattern such as {keys['path'].rstrip('/')}/*"
             )
-            problems.append(Problem((*here, "path"), text))
+            problems.append(Problem((*here, "path"), text, is_data=True))
         else:
             try:
                 yield index, KINDS[kind].model_validate(keys)
             except ValidationError as error:
                 problems += [explain(detail, KINDS[kind]).below(here) for detail in error.errors(include_url=False)]
+
+
+def _without_kind(value: dict[str, Any], here: KeyPath) -> Iterator[Problem]:
+    """A source that does not say what it is, mostly because the key that would is misspelt."""
+    telling, known = ("kind", *KIND_BY_KEY), {name for model in KINDS.values() for name in model.model_fields}
+    unknown = [key for key in value if key not in known]
+    for key in unknown:
+        meant = telling if nearest(key, telling) is not None else known
+        yield Problem((*here, key), f"unknown key {key!r}{suggest(key, meant)}", at_key=True, shown=here)
+    if all(nearest(key, telling) is None for key in unknown):
+        yield Problem(here, f"missing: a path, a dataset, or a kind (known: {', '.join(sorted(KINDS))})")
 
 
 def _with_kind(value: dict[str, Any]) -> dict[str, Any]:
@@ -225,7 +235,8 @@ def _weights(sources: Mapping[int, Source]) -> Iterator[Problem]:
 def _template_file(index: int, written: str, folder: Path) -> Iterator[Problem]:
     if not (folder / written).is_file():
         text = f"no file {folder / written}{suggest(written, ('none', 'tokenizer'))}, or the path of a Jinja file"
-        yield Problem(("sources", index, "template"), text)
+        is_data = nearest(written, ("none", "tokenizer")) is None
+        yield Problem(("sources", index, "template"), text, is_data=is_data)
         return
     from quantpipe.calibration.templates.template_file import TemplateFile  # loads Jinja
 

@@ -12,6 +12,7 @@ from quantpipe.errors import DataError, RecipeError
 from quantpipe.recipe.schema import Recipe, load_recipe
 
 HEAD = "version: 1\nname: tiny\nsources:\n"
+TELLING = "(known: dataset, kind, path)"
 KINDS = "(known: dataset, file, python_stdlib, self)"
 RECIPE = """\
 version: 1
@@ -32,7 +33,7 @@ def definition_of(tmp_path: Path, text: str) -> list[str]:
 
 def problems_of(tmp_path: Path, text: str) -> list[str]:
     (tmp_path / "set.yaml").write_text(text, encoding="utf-8")
-    with pytest.raises(RecipeError) as caught:
+    with pytest.raises((RecipeError, DataError)) as caught:
         load_set(tmp_path)
     return str(caught.value).replace(f"{tmp_path}/", "").splitlines()
 
@@ -97,6 +98,18 @@ def test_the_file_itself_may_be_named(tmp_path: Path) -> None:
         ),
         ("{kind: flie}", f"set.yaml:4:12: sources[0].kind: unknown kind 'flie'; did you mean 'file'? {KINDS}"),
         ("{kind: [a], path: a}", f"set.yaml:4:12: sources[0].kind: unknown kind \"['a']\" {KINDS}"),
+        (
+            "{pth: a.csv}",
+            "set.yaml:4:6: sources[0]: unknown key 'pth'; did you mean 'path'? (known: dataset, kind, path)",
+        ),
+        (
+            "{datset: a/b}",
+            "set.yaml:4:6: sources[0]: unknown key 'datset'; did you mean 'dataset'? (known: dataset, kind, path)",
+        ),
+        (
+            "{kin: self}",
+            "set.yaml:4:6: sources[0]: unknown key 'kin'; did you mean 'kind'? (known: dataset, kind, path)",
+        ),
         ("{name: a}", f"set.yaml:4:5: sources[0]: missing: a path, a dataset, or a kind {KINDS}"),
         (
             "samples.jsonl",

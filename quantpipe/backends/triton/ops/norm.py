@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quantpipe.backends.triton import launch_table
 from quantpipe.backends.triton.ops.rounding import largest_magnitude, row_scale, to_codes
-from quantpipe.errors import QuantpipeError
+from quantpipe.errors import RecipeError
 
 MAX_SIZE = 16384
 
@@ -82,9 +82,12 @@ def rms_norm_quantized(
 
 
 def check_size(size: int) -> None:
-    """Raise QuantpipeError where one program cannot hold a row."""
+    """Raise RecipeError where one program cannot hold a row."""
     if size > MAX_SIZE:
-        raise QuantpipeError(f"triton backend: a norm over {size} features; its kernel takes up to {MAX_SIZE}")
+        raise RecipeError(
+            f"engine.backend: 'triton' takes norms over up to {MAX_SIZE} features, and the model has one over {size}; "
+            "choose another backend, such as 'cpu'"
+        )
 
 
 def _launch(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quantpipe.errors import QuantpipeError
+from quantpipe.errors import RecipeError
 from quantpipe.formats.scheme import WeightScheme
 
 # The smallest K of a tensor core's product of 16-bit numbers.
@@ -57,10 +57,10 @@ def values_in_word(scheme: WeightScheme) -> int:
 
 
 def check_scheme(scheme: WeightScheme) -> None:
-    """Raise QuantpipeError where no kernel takes the group size."""
+    """Raise RecipeError where no kernel takes the group size."""
     if scheme.group_size is not None and scheme.group_size % GROUP_UNIT:
-        raise QuantpipeError(
-            f"triton backend: {scheme.label} weights: no kernel takes groups of {scheme.group_size}; "
+        raise RecipeError(
+            f"engine.backend: 'triton' has no kernel for {scheme.label} weights in groups of {scheme.group_size}; "
             f"quantize with a group size that {GROUP_UNIT} divides, or with one scale per channel"
         )
 
