@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from quantpipe.errors import ArtifactError, RecipeError
+from quantpipe.formats.config_kinds import check_kinds, check_num_layers, shown
 from quantpipe.formats.digests import (
     MANIFEST_NAME,
     Hashing,
@@ -81,7 +82,9 @@ class Artifact:
     def _read(cls, folder: Path) -> "Artifact":
         if not folder.is_dir():
             raise ArtifactError(f"{folder}: no such folder; give the folder that holds config.json")
-        config = read_json(folder / "config.json")
+        config_path = folder / "config.json"
+        config = read_json(config_path)
+        check_kinds(config_path, config)
         manifest_path = folder / MANIFEST_NAME
         manifest = read_json(manifest_path) if manifest_path.exists() else None
         stored = {
@@ -89,6 +92,7 @@ class Artifact:
             for file in weight_files(folder)
             for name, place in read_header(file).items()
         }
+        check_num_layers(config_path, config, len(stored))
         return cls(folder, config, manifest, stored, _schemes(folder, config, stored))
 
     def tensor_names(self) -> frozenset[str]:
@@ -206,9 +210,10 @@ def _schemes(folder: Path, config: dict[str, Any], stored: Mapping[str, StoredTe
         return {}
     if declared.get("quant_method") != "compressed-tensors":
         raise ArtifactError(
-            f"{folder}: quant_method '{declared.get('quant_method')}' cannot be served; known: compressed-tensors"
+            f"{folder}/config.json: quantization_config: quant_method '{declared.get('quant_method')}' cannot be "
+            "served; known: compressed-tensors"
         )
-    groups = list(declared.get("config_groups", {}).values())
+    groups = _config_groups(folder, declared)
     scheme_of_group = cache(lambda number: scheme_from_config_group(groups[number]))
     try:
         return {module: scheme_of_group(_group_of(module, groups, declared.get("ignore") or [])) for module in modules}
@@ -216,11 +221,24 @@ def _schemes(folder: Path, config: dict[str, Any], stored: Mapping[str, StoredTe
         raise ArtifactError(f"{folder}: {error}") from error
 
 
+def _config_groups(folder: Path, declared: dict[str, Any]) -> list[dict[str, Any]]:
+    """What is declared of quantized modules. ArtifactError where it is no mapping of mappings."""
+    groups = declared.get("config_groups") or {}
+    found = list(groups.values()) if isinstance(groups, dict) else [groups]
+    for group in found:
+        if not isinstance(group, dict) or not all(
+            isinstance(group.get(key, kind()), kind | None)
+            for key, kind in (("weights", dict), ("input_activations", dict), ("targets", list))
+        ):
+            raise ArtifactError(f"{folder}/config.json: quantization_config.config_groups: {shown(group)} is no group")
+    return found
+
+
 def _group_of(module: str, groups: list[dict[str, Any]], ignore: list[str]) -> int:
     """The number of the config group that declares a module's scheme."""
     if any(matches(module, pattern) for pattern in ignore):
         raise RecipeError(f"{module} is listed under ignore, yet is stored quantized")
-    targets = [group.get("targets", []) for group in groups]
+    targets = [group.get("targets") or [] for group in groups]
     by_name = (n for n, own in enumerate(targets) if any(t != "Linear" and matches(module, t) for t in own))
     by_class = (n for n, own in enumerate(targets) if "Linear" in own)
     for number in chain(by_name, by_class):

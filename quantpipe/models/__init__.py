@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from quantpipe.errors import UnservedError
 from quantpipe.formats.artifact import Artifact
+from quantpipe.models.config_fields import ANOTHER_RUNTIME
 from quantpipe.models.description import DecoderDescription
 from quantpipe.models.gemma3 import describe_gemma3
 from quantpipe.models.llama import describe_llama
@@ -29,6 +30,6 @@ def describe(artifact: Artifact) -> DecoderDescription:
         known = ", ".join(sorted(FAMILIES))
         raise UnservedError(
             f"{artifact.folder}/config.json: model_type '{model_type}' is not served by the bundled runtime (it serves "
-            f"{known}); give a model of one of these, or serve this one with another runtime, such as vLLM"
+            f"{known}); give a model of one of these, or {ANOTHER_RUNTIME}"
         )
     return FAMILIES[str(model_type)](artifact)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from quantpipe.errors import ArtifactError, UnservedError, suggest
 from quantpipe.formats.artifact import Artifact
-from quantpipe.models.config_fields import eos_token_ids, positive_number, required_int
+from quantpipe.models.config_fields import ANOTHER_RUNTIME, eos_token_ids, optional_int, positive_number, required_int
 from quantpipe.models.description import (
     Activation,
     AttentionSpec,
@@ -57,7 +57,13 @@ def default_head_dim(artifact: Artifact) -> int:
     """``head_dim``, or what hidden_size leaves for each head."""
     if artifact.config.get("head_dim") is not None:
         return required_int(artifact, "head_dim")
-    return required_int(artifact, "hidden_size") // required_int(artifact, "num_attention_heads")
+    hidden_size, num_heads = required_int(artifact, "hidden_size"), required_int(artifact, "num_attention_heads")
+    if hidden_size % num_heads:
+        raise ArtifactError(
+            f"{artifact.folder}/config.json: hidden_size {hidden_size} is not a multiple of num_attention_heads "
+            f"{num_heads}, and there is no head_dim"
+        )
+    return hidden_size // num_heads
 
 
 def activation_of(artifact: Artifact, key: str = "hidden_act", default: str = "silu") -> Activation:
@@ -65,7 +71,9 @@ def activation_of(artifact: Artifact, key: str = "hidden_act", default: str = "s
     found = str(artifact.config.get(key, default))
     if found not in ACTIVATIONS:
         where = f"{artifact.folder}/config.json"
-        raise UnservedError(f"{where}: {key} '{found}' is not supported by this runtime{suggest(found, ACTIVATIONS)}")
+        raise UnservedError(
+            f"{where}: {key} '{found}' is not supported by this runtime{suggest(found, ACTIVATIONS)}; {ANOTHER_RUNTIME}"
+        )
     return ACTIVATIONS[found]
 
 
@@ -119,7 +127,7 @@ class _Layers:
     def __init__(self, artifact: Artifact, form: DecoderForm, hidden_size: int) -> None:
         self.artifact, self.form, self.hidden_size = artifact, form, hidden_size
         self.num_heads = required_int(artifact, "num_attention_heads")
-        self.num_kv_heads: int = artifact.config.get("num_key_value_heads") or self.num_heads
+        self.num_kv_heads = optional_int(artifact, "num_key_value_heads", None) or self.num_heads
         self.intermediate_size = required_int(artifact, "intermediate_size")
         if self.num_heads % self.num_kv_heads:
             raise ArtifactError(

@@ -3,6 +3,7 @@ weights are stored less one, norms of queries and keys per head, scaled embeddin
 
 from typing import Any
 
+from quantpipe.errors import ArtifactError
 from quantpipe.formats.artifact import Artifact
 from quantpipe.models.config_fields import optional_int, positive_number, require_value, required_int
 from quantpipe.models.decoder import Biases, DecoderForm, activation_of, describe_decoder
@@ -51,10 +52,18 @@ def _default_types(artifact: Artifact) -> list[str]:
     return [SLIDING if (index + 1) % period else FULL for index in range(required_int(artifact, "num_hidden_layers"))]
 
 
+def _of_kind(artifact: Artifact, kind: str) -> dict[str, Any]:
+    """What ``rope_parameters`` says of one type of layer."""
+    found = (artifact.config.get("rope_parameters") or {}).get(kind) or {}
+    if not isinstance(found, dict):
+        raise ArtifactError(f"{artifact.folder}/config.json: rope_parameters.{kind}: {found!r} is not a mapping")
+    return dict(found)
+
+
 def _rope(artifact: Artifact, kind: str, head_dim: int) -> RopeSpec:
     """The rope of one type of layer; in the older spelling only full attention was ever scaled."""
     config = artifact.config
-    found: dict[str, Any] = dict((config.get("rope_parameters") or {}).get(kind) or {})
+    found: dict[str, Any] = _of_kind(artifact, kind)
     if kind == FULL:
         found |= config.get("rope_scaling") or {}
     theta = positive_number(artifact, LEGACY_THETA[kind], DEFAULT_THETA[kind])

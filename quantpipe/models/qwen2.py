@@ -1,5 +1,6 @@
 """The Qwen2 family, Qwen2 and Qwen2.5: Llama with biases on queries, keys and values; some layers may have a window."""
 
+from quantpipe.errors import ArtifactError
 from quantpipe.formats.artifact import Artifact
 from quantpipe.models.config_fields import optional_int, required_int
 from quantpipe.models.decoder import Biases, DecoderForm, activation_of, default_head_dim, describe_decoder, every_layer
@@ -31,5 +32,8 @@ def qwen_windows(artifact: Artifact) -> tuple[int | None, ...]:
     if not config.get("use_sliding_window", False):
         return (None,) * num_layers
     num_full = config.get("max_window_layers", DEFAULT_MAX_WINDOW_LAYERS)
+    if not isinstance(num_full, int) or isinstance(num_full, bool) or num_full < 0:
+        where = f"{artifact.folder}/config.json"
+        raise ArtifactError(f"{where}: max_window_layers: {num_full!r} is not a whole number of at least 0")
     kinds = layer_types(artifact, [SLIDING if index >= num_full else FULL for index in range(num_layers)])
     return windows_of(artifact, kinds, optional_int(artifact, "sliding_window", DEFAULT_WINDOW))

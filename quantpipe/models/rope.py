@@ -88,13 +88,15 @@ def rope_spec(
     """The rope that ``parameters`` of a config.json declare. ArtifactError where it is none that is known."""
     where = f"{artifact.folder}/config.json"
     rope_type = parameters.get("rope_type", parameters.get("type", "default"))
-    if rope_type not in ROPE_KINDS:
+    if not isinstance(rope_type, str) or rope_type not in ROPE_KINDS:
         raise ArtifactError(f"{where}: unknown rope_type '{rope_type}'{suggest(str(rope_type), ROPE_KINDS)}")
     for unknown in sorted(parameters.keys() - _KNOWN_FIELDS):
         raise ArtifactError(f"{where}: unknown rope field '{unknown}'{suggest(unknown, _KNOWN_FIELDS)}")
     fields = _fields(artifact, parameters, head_dim, may_be_partial)
     try:
         return ROPE_KINDS[rope_type](fields)
+    except ArithmeticError as error:
+        raise ArtifactError(f"{where}: rope_type '{rope_type}' cannot be computed from its numbers: {error}") from error
     except (KeyError, TypeError) as error:
         raise ArtifactError(f"{where}: rope_type '{rope_type}' lacks a legal {error}; give the number") from error
 
@@ -112,7 +114,8 @@ def _fields(artifact: Artifact, parameters: Mapping[str, Any], head_dim: int, ma
         )
     max_positions = required_int(artifact, "max_position_embeddings")
     original_key = "original_max_position_embeddings"
-    original = config.get(original_key, parameters.get(original_key)) or max_positions
+    original = config.get(original_key, parameters.get(original_key))
+    original = max_positions if original is None else original
     theta = parameters.get("rope_theta", positive_number(artifact, "rope_theta", DEFAULT_ROPE_THETA))
     for key, value in (("rope_theta", theta), (original_key, original)):
         if not _is_positive(value):

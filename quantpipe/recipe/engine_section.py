@@ -21,7 +21,7 @@ SET_ELSEWHERE = {
 class EngineSection(Section):
     """The runtime that evaluates, benches and serves."""
 
-    set_elsewhere: ClassVar[Mapping[str, str]] = SET_ELSEWHERE
+    set_elsewhere: ClassVar[Mapping[str, str]] = {**SET_ELSEWHERE, "kv_cache": SET_ELSEWHERE["kv_dtype"]}
 
     backend: Literal["cpu", "torch", "triton", "reference"] = "cpu"
     """What executes the model: `cpu` compiled kernels of its own, where the machine has a C++ compiler; `torch` torch's

@@ -57,7 +57,7 @@ def test_damaged_generation_config_is_refused(make_folder: MakeFolder) -> None:
 
 
 def test_unknown_family_is_named_with_the_known_ones(make_folder: MakeFolder) -> None:
-    message = r"model_type 'lama' is not served by the bundled runtime \(it serves .*, llama, mistral, .*\)$"
+    message = r"model_type 'lama' is not served by the bundled runtime \(it serves .*, llama, mistral, .*\); give a"
     with pytest.raises(UnservedError, match=message):
         description_of(make_folder({"model_type": "lama"}))
     assert {"llama", "mistral"} <= FAMILIES.keys()

@@ -59,7 +59,9 @@ def check_causal(module: nn.Module, base: Artifact) -> None:
 
 def load_refusal(error: Exception) -> str:
     """What transformers says of a model that it cannot build, in a line of bearable length."""
-    return textwrap.shorten(str(error) or type(error).__name__, _MOST_SHOWN, placeholder=" ...")
+    is_plain = isinstance(error, ValueError | OSError | RuntimeError)  # written for people
+    text = str(error) if is_plain and str(error) else f"{type(error).__name__}: {error}"
+    return textwrap.shorten(text, _MOST_SHOWN, placeholder=" ...")
 
 
 def _check_model_type(base: Artifact, where: str) -> None:

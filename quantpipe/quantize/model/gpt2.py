@@ -17,9 +17,10 @@ from typing import Any
 from torch import Tensor
 from torch.nn.functional import pad
 
-from quantpipe.errors import RecipeError
+from quantpipe.errors import ArtifactError, RecipeError
 from quantpipe.formats.artifact import Artifact, StoredTensor
 from quantpipe.formats.scheme import TensorSpec
+from quantpipe.quantize.model.architecture import load_refusal
 
 # OPT looks positions up two rows further down.
 POSITION_OFFSET = 2
@@ -83,7 +84,10 @@ def conversion_note(base: Artifact) -> str | None:
 def _opt_config(base: Artifact) -> dict[str, Any]:
     from transformers import GPT2Config
 
-    full: Mapping[str, Any] = GPT2Config(**base.config).to_dict()
+    try:
+        full: Mapping[str, Any] = GPT2Config(**base.config).to_dict()
+    except Exception as error:  # whatever transformers says of values
+        raise ArtifactError(f"{base.folder}/config.json: no GPT-2: {load_refusal(error)}") from error
     for key, value in _FIXED.items():
         if full[key] != value:
             raise RecipeError(

@@ -213,7 +213,8 @@ def _skeleton(base: Artifact, trust_remote_code: bool, attention: str) -> nn.Mod
     except QuantpipeError:
         raise
     except Exception as error:  # nearly any: code of each family computes with whatever config.json says
-        raise ArtifactError(f"{base.folder}: transformers cannot load this model: {load_refusal(error)}") from error
+        what = f"{base.folder}/config.json: transformers cannot load this model"
+        raise ArtifactError(f"{what}: {load_refusal(error)}") from error
     check_causal(module, base)
     return module.eval().requires_grad_(False)
 

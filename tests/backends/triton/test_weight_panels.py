@@ -33,6 +33,6 @@ def test_zero_points_are_stored_like_the_integers() -> None:
 @pytest.mark.parametrize("group_size", [8, 16, 48])
 def test_a_group_that_no_kernel_takes_is_refused_in_one_line(group_size: int) -> None:
     with pytest.raises(
-        QuantpipeError, match=rf"w4a16 g{group_size} weights: no kernel takes groups .* that 32 divides"
+        QuantpipeError, match=rf"w4a16 g{group_size} weights in groups of {group_size}; .* that 32 divides"
     ):
         check_scheme(weight_only(4, group_size))

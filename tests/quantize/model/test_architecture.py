@@ -99,5 +99,8 @@ def test_a_size_that_breaks_the_code_of_a_family_is_one_line(tiny_model: MakeMod
     (tmp_path / "config.json").write_text((tiny_model("llama") / "config.json").read_text())
     (tmp_path / "model.safetensors").symlink_to(tiny_model("llama") / "model.safetensors")
     with pytest.raises(ArtifactError, match="transformers cannot load this model: ") as caught:
-        StreamedModel.open(edited(tmp_path, num_attention_heads=0))
+        StreamedModel.open(edited(tmp_path, num_attention_heads=[4, 4]))
     assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith(f"{tmp_path}/config.json: ")
+    with pytest.raises(ArtifactError, match=r"config\.json: num_attention_heads: 0 is not a positive whole number"):
+        StreamedModel.open(edited(tmp_path, num_attention_heads=0))
