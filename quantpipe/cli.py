@@ -168,10 +168,10 @@ def verify(artifact: Path) -> int:
 
 
 @commands.command()
-@click.argument("artifact", type=click.Path(path_type=Path))
+@click.argument("artifacts", metavar="ARTIFACT [ARTIFACT]", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0 picks a free one.")
-@click.option("--model-name", help="Name clients ask for. Default: the folder's name.")
+@click.option("--model-name", help="Name clients ask for. Default: the (first) folder's name.")
 @click.option("--backend", default="cpu", show_default=True, type=click.Choice(["cpu", "torch", "triton", "reference"]))
 @click.option("--kv-dtype", metavar="MODE", help="A `kv_cache` of recipes. Default: as the gate judged.")
 @click.option("--max-model-len", type=click.IntRange(min=2), help="Most tokens of one sequence.")
@@ -225,7 +225,7 @@ def verify(artifact: Path) -> int:
 @click.option("--skip-verify", is_flag=True, help="Start without checking digests: faster for large models.")
 @front_arguments
 def serve(
-    artifact: Path,
+    artifacts: tuple[Path, ...],
     host: str,
     port: int,
     model_name: str | None,
@@ -247,7 +247,7 @@ def serve(
     skip_verify: bool,
     front: "FrontOptions",
 ) -> None:
-    """Serve ARTIFACT over the OpenAI API until interrupted."""
+    """Serve ARTIFACT, or two of them side by side, over the OpenAI API until interrupted."""
     flags: dict[str, Any] = {
         "backend": backend,
         "kv_dtype": kv_dtype,
@@ -268,7 +268,7 @@ def serve(
     with _garbage_kept(), naming_options(flags):
         from quantpipe.serve.server import run_server
 
-        run_server(artifact, settings, host, port, model_name, not skip_verify, front)
+        run_server(artifacts, settings, host, port, model_name, not skip_verify, front)
 
 
 @contextmanager

@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 import click
 
+from quantpipe.cli_arms import ARM_OPTIONS, take_arms
+
 MOST_WAIT_S = 86_400.0  # a day
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -65,8 +67,16 @@ WAIT_OPTIONS = (
         type=click.FloatRange(0, MOST_WAIT_S, min_open=True),
         help="Seconds without progress after which the engine is killed and started again.",
     ),
+    click.option(
+        "--load-s",
+        default=1800.0,
+        show_default=True,
+        type=click.FloatRange(0, MOST_WAIT_S, min_open=True),
+        help="Seconds that an engine may take to be ready, from its start; one that takes longer is killed.",
+    ),
 )
 FRONT_OPTIONS = (
+    *ARM_OPTIONS,
     click.option(
         "--tool-parser",
         type=click.Choice(["hermes", "llama3"]),
@@ -94,7 +104,7 @@ FRONT_OPTIONS = (
 
 
 def front_arguments(command: Command) -> Command:
-    """Give a command the options of the server itself, as one argument ``front``, read and checked."""
+    """Give a command that has ``artifacts`` the options of the server itself, as one argument ``front``, checked."""
 
     @functools.wraps(command)
     def with_front(**values: Any) -> Any:
@@ -103,18 +113,21 @@ def front_arguments(command: Command) -> Command:
         from quantpipe.serve.front_options import FrontOptions
         from quantpipe.serve.keys import read_keys
 
+        split, shadow = take_arms(values)
         limits = Limits(**{name: values.pop(name) for name in LIMIT_NAMES})
         keys_path, log_format = values.pop("api_keys"), values.pop("log_format")
         front = FrontOptions(
             limits=limits,
             drain_s=values.pop("drain_s"),
-            watch=WatchLimits(values.pop("stalled_s"), values.pop("hung_s")),
+            watch=WatchLimits(values.pop("stalled_s"), values.pop("hung_s"), values.pop("load_s")),
             tool_parser=values.pop("tool_parser"),
             keys=None if keys_path is None else read_keys(keys_path),
             are_metrics_open=values.pop("open_metrics"),
             log_format=None if log_format == "none" else log_format,
             ssl_certfile=values.pop("ssl_certfile"),
             ssl_keyfile=values.pop("ssl_keyfile"),
+            split=split,
+            shadow=shadow,
         )
         front.check_ssl()
         return command(**values, front=front)

@@ -24,7 +24,7 @@ settings = {"backend": "reference", "num_threads": 1, "max_num_seqs": 4}
 if sys.argv[5] == "endless":
     settings["window_tokens"] = 64
 options = FrontOptions(drain_s=drain_s, watch=WatchLimits(stalled_s, hung_s))
-run_server(Path(folder), settings, "127.0.0.1", 0, "tiny", options=options)
+run_server([Path(folder)], settings, "127.0.0.1", 0, "tiny", options=options)
 """
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 

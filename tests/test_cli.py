@@ -233,7 +233,7 @@ def test_a_recipes_set_is_checked_with_it_down_to_missing_files(
 def served_settings(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The settings that ``serve`` hands on, of each call."""
     seen: list[dict[str, Any]] = []
-    monkeypatch.setattr("quantpipe.serve.server.run_server", lambda _folder, settings, *_: seen.append(settings))
+    monkeypatch.setattr("quantpipe.serve.server.run_server", lambda _folders, settings, *_: seen.append(settings))
     return seen
 
 

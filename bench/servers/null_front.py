@@ -16,6 +16,7 @@ import uvicorn
 from quantpipe.engine.tokenizer import Tokenizer
 from quantpipe.serve.admission.limits import Limits
 from quantpipe.serve.app import create_app
+from quantpipe.serve.arms.arm import Arm
 from quantpipe.serve.engine_process.client import EngineClient
 from quantpipe.serve.engine_process.launch import launch_engine
 from quantpipe.serve.engine_process.messages import Opening
@@ -32,7 +33,7 @@ async def serve(folder: Path, port: int) -> None:
     try:
         await engine.start()
         options = FrontOptions(Limits(max_open_prompts=MAX_OPEN_PROMPTS))
-        app = create_app(engine, Tokenizer.open(folder), "null", options=options)
+        app = create_app([Arm("a", "null", engine, Tokenizer.open(folder))], "null", options=options)
         gc.freeze()
         with bind("127.0.0.1", port) as listener:
             await uvicorn.Server(uvicorn_config(app, options, grace_s=5)).serve(sockets=[listener])

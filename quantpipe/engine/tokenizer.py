@@ -52,6 +52,10 @@ class Tokenizer:
         """Number of distinct ids, added tokens included; the model's own may be padded beyond it."""
         return int(self._core.get_vocab_size(with_added_tokens=True))
 
+    def has_same_tokens_as(self, other: "Tokenizer") -> bool:
+        """Whether texts become the same ids, and ids the same texts."""
+        return str(self._core.to_str()) == str(other._core.to_str())
+
     @property
     def bos_token_id(self) -> int | None:
         return self._special_id("bos_token")

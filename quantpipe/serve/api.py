@@ -45,7 +45,6 @@ HARMLESS = frozenset(
         "safety_identifier",
         "service_tier",
         "store",
-        "user",
     }
 )
 
@@ -109,6 +108,7 @@ class GenerationRequest(RequestBody):
     guided_choice: Choices | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    user: Text | None = None
 
     @classmethod
     def elsewhere(cls) -> frozenset[str]:

@@ -30,7 +30,8 @@ class Exchange:
     """One request and what came of it. Times are seconds of ``time.monotonic``.
 
     ``tenant`` is None where no keys are asked for, ``ticket`` where nothing is generated, ``error`` the code of the
-    error that the client was told about. ``queued_s`` is the wait of the first prompt in the engine.
+    error that the client was told about. ``queued_s`` is the wait of the first prompt in the engine. ``arm`` is which
+    of several arms answers.
     """
 
     request_id: str
@@ -45,6 +46,7 @@ class Exchange:
     is_answered: bool = False
     error: str | None = None
     model: str | None = None
+    arm: str | None = None
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     finish_reasons: list[str] = field(default_factory=list)
@@ -52,6 +54,7 @@ class Exchange:
     first_s: float | None = None
     _num_generated: dict[int, int] = field(default_factory=dict)
     _end: Callable[[QuantpipeError], None] | None = None
+    _at_end: list[Callable[[], None]] = field(default_factory=list)
 
     @property
     def num_generated_tokens(self) -> int:
@@ -83,6 +86,15 @@ class Exchange:
         self._end = submission.end
         self._use(self.num_prompt_tokens)
 
+    @property
+    def is_begun(self) -> bool:
+        """Whether there is any text of an answer."""
+        return self.first_s is not None
+
+    def start_over(self) -> None:
+        """What had taken the request is lost, and nothing came of it: another one will be asked."""
+        self.error, self._end = None, None
+
     async def watch(self, deltas: AsyncIterator[tuple[int, TextDelta]]) -> AsyncIterator[tuple[int, TextDelta]]:
         """Pass the deltas on and note what they tell."""
         try:
@@ -101,8 +113,14 @@ class Exchange:
             self._end(slow)
         self.release()
 
+    def at_end(self, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called once the request is over, however it ends; perhaps more than once."""
+        self._at_end.append(callback)
+
     def release(self) -> None:
-        """Give back the place that the request takes."""
+        """Give back the place that the request takes, and tell who waits for its end."""
+        for callback in self._at_end:
+            callback()
         if self.ticket is not None:
             self.ticket.release()
 

@@ -14,6 +14,7 @@ from quantpipe.serve.admission.limits import Limits
 from quantpipe.serve.admission.queue import AdmissionQueue
 from quantpipe.serve.admission.slow_client import watched_send
 from quantpipe.serve.api_errors import PROBLEM_KEY, Problem, problem_of
+from quantpipe.serve.arms.router import ARM_HEADER
 from quantpipe.serve.exchange import Exchange, new_exchange
 from quantpipe.serve.keys import KeyRing
 from quantpipe.serve.logs import log_exchange
@@ -107,12 +108,15 @@ def _watched(exchange: Exchange, receive: Receive) -> Receive:
 
 
 def _named(exchange: Exchange, send: Send) -> Send:
-    """A ``send`` that notes how far the answer is, and tells the client the request's id."""
+    """A ``send`` that notes how far the answer is, and tells the client the request's id and arm."""
 
     async def send_named(message: Message) -> None:
         if message["type"] == "http.response.start":
             exchange.status = message["status"]
-            MutableHeaders(scope=message)["X-Request-Id"] = exchange.request_id
+            headers = MutableHeaders(scope=message)
+            headers["X-Request-Id"] = exchange.request_id
+            if exchange.arm is not None:
+                headers[ARM_HEADER] = exchange.arm
         elif message["type"] == "http.response.body":
             exchange.is_answered = not message.get("more_body", False)
         await send(message)

@@ -10,8 +10,10 @@ from typing import Literal
 
 from quantpipe.errors import DataError
 from quantpipe.serve.admission.limits import Limits
+from quantpipe.serve.arms.split import Split
 from quantpipe.serve.engine_process.watch import WatchLimits
 from quantpipe.serve.keys import ApiKey
+from quantpipe.serve.shadow.options import ShadowOptions
 
 LogFormat = Literal["json", "text"]
 
@@ -22,7 +24,8 @@ class FrontOptions:
 
     ``drain_s`` is how long open requests may go on when it is told to stop, ``watch`` how long the engine may stand
     still. ``tool_parser`` is one of TOOL_FORMATS; None: as the chat template shows. ``keys`` None: nobody needs one.
-    ``log_format`` None: no line for each request, warnings as they come.
+    ``log_format`` None: no line for each request, warnings as they come. Of two arms, ``split`` says how requests
+    divide; with ``shadow``, the second answers none.
     """
 
     limits: Limits = field(default_factory=Limits)
@@ -34,6 +37,13 @@ class FrontOptions:
     log_format: LogFormat | None = None
     ssl_certfile: Path | None = None
     ssl_keyfile: Path | None = None
+    split: Split | None = None
+    shadow: ShadowOptions | None = None
+
+    @property
+    def shadows(self) -> frozenset[int]:
+        """Which arms answer nothing, by number."""
+        return frozenset() if self.shadow is None else frozenset({1})
 
     @property
     def url_scheme(self) -> str:

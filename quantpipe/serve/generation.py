@@ -45,7 +45,8 @@ class TextDelta:
 class ChoiceText:
     """One choice's growing text. A token is reported only once all of its text has been let out.
 
-    A stop string counts only where it ends after the text of the first ``min_tokens`` tokens.
+    A stop string counts only where it ends after the text of the first ``min_tokens`` tokens. ``token_ids`` are those
+    read so far.
     """
 
     def __init__(self, detokenizer: DetokenizerStream, stops: Sequence[str], min_tokens: int = 0) -> None:
@@ -56,6 +57,7 @@ class ChoiceText:
         self._num_read_chars = 0
         self._num_sent_chars = 0
         self._num_tokens = 0
+        self.token_ids: list[int] = []
 
     @property
     def stop_string(self) -> str | None:
@@ -69,6 +71,7 @@ class ChoiceText:
         for position, token_id in enumerate(output.token_ids):
             start = self._num_read_chars
             self._num_tokens += 1
+            self.token_ids.append(token_id)
             if position < num_text_tokens:
                 text += self._read(self._detokenizer.push([token_id]))
             if output.logprobs:

@@ -78,6 +78,7 @@ def _fields(exchange: Exchange) -> Mapping[str, object]:
         "status": exchange.status,
         "error": exchange.error,
         "model": None if exchange.model is None else exchange.model[:MAX_LOGGED_CHARS],
+        "arm": exchange.arm,
         "prompt_tokens": exchange.num_prompt_tokens,
         "cached_tokens": exchange.num_cached_tokens,
         "completion_tokens": exchange.num_generated_tokens,

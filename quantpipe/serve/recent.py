@@ -29,13 +29,22 @@ class RecentValues:
         """A value of just now."""
         self._values.append((self._clock(), value))
 
-    def percentiles(self) -> Percentiles:
-        """Each is one of the values: the least that so large a share does not exceed."""
+    def values(self) -> list[float]:
+        """Those that are recent enough."""
         since_s = self._clock() - WINDOW_S
         while self._values and self._values[0][0] < since_s:
             self._values.popleft()
-        values = sorted(value for _, value in self._values)
-        return Percentiles(len(values), _at(values, 0.5), _at(values, 0.95))
+        return [value for _, value in self._values]
+
+    def percentiles(self) -> Percentiles:
+        """See ``percentiles_of``."""
+        return percentiles_of(self)
+
+
+def percentiles_of(*recent: RecentValues) -> Percentiles:
+    """Of all of them together. Each is one of the values: the least that so large a share does not exceed."""
+    values = sorted(value for own in recent for value in own.values())
+    return Percentiles(len(values), _at(values, 0.5), _at(values, 0.95))
 
 
 def _at(values: list[float], share: float) -> float | None:

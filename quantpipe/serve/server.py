@@ -1,23 +1,28 @@
-"""A served model folder as two processes: the engine's, started here, and this one, which answers (``front``)."""
+"""A served model folder as two processes: the engine's, started here, and this one, which answers (``front``).
+
+Two folders are three processes: each has an engine of its own.
+"""
 
 import asyncio
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from quantpipe.engine.tokenizer import Tokenizer
 from quantpipe.errors import DataError
+from quantpipe.serve.arms.arm import LABELS, Arm, arm_names
 from quantpipe.serve.engine_process.client import EngineClient
 from quantpipe.serve.engine_process.messages import Opening
 from quantpipe.serve.front_options import FrontOptions
 
 BACKLOG = 2048
+SHADOW_NICENESS = 19  # it computes with what the arm that answers leaves of the cores
 
 
 def run_server(
-    folder: Path,
+    folders: Sequence[Path],
     settings: Mapping[str, Any],
     host: str,
     port: int,
@@ -25,23 +30,37 @@ def run_server(
     is_verified: bool = False,
     options: FrontOptions | None = None,
 ) -> None:
-    """Serve ``folder`` until SIGTERM or SIGINT; a second signal cuts the requests in flight short.
+    """Serve ``folders``, one or two, until SIGTERM or SIGINT; a second signal cuts the requests in flight short.
 
-    ``settings`` are those of ``EngineConfig``, by name. The engine runs in a process of its own: where that dies, the
-    requests it holds end, and another is started. Port 0 takes a free one. Prints one line when requests are taken.
+    ``settings`` are those of ``EngineConfig``, by name, for each. Every engine runs in a process of its own: where that
+    dies, the requests it holds end, and another is started. Port 0 takes a free one. Prints one line when requests are
+    taken. Two folders are the arms of a split, or one and its shadow, as ``options`` say.
 
     Raises ArtifactError for a damaged folder (``is_verified``: by its digests, too), RecipeError for settings that
     cannot be had and DataError for an address or a certificate that cannot, all before anything is served.
     """
     options = options or FrontOptions()
     options.check_ssl()
-    opening = Opening(os.fsencode(folder), dict(settings), is_verified)
-    engine = EngineClient(opening, options.limits.max_open_prompts, options.watch)
-    engine.launch()
+    names = arm_names(folders)
+    model_name = model_name or folders[0].resolve().name
+    settings = _shared(settings, len(folders))
+    engines = [
+        EngineClient(
+            Opening(
+                os.fsencode(folder), dict(settings), is_verified, SHADOW_NICENESS if number in options.shadows else 0
+            ),
+            options.limits.max_open_prompts,
+            options.watch,
+        )
+        for number, folder in enumerate(folders)
+    ]
     try:
-        asyncio.run(_serve(engine, folder, settings, host, port, model_name or folder.resolve().name, options))
+        for engine in engines:
+            engine.launch()
+        asyncio.run(_serve(engines, folders, names, settings, host, port, model_name, options))
     finally:
-        engine.kill()
+        for engine in engines:
+            engine.kill()
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -65,28 +84,49 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 async def _serve(
-    engine: EngineClient,
-    folder: Path,
+    engines: Sequence[EngineClient],
+    folders: Sequence[Path],
+    names: Sequence[str],
     settings: Mapping[str, Any],
     host: str,
     port: int,
     model_name: str,
     options: FrontOptions,
 ) -> None:
-    # Imported here: the engine's process, launched before, imports and loads meanwhile.
+    # Imported here: the engines' processes, launched before, import and load meanwhile.
     from quantpipe.serve.front import answer
     from quantpipe.serve.served_facts import FactsReader
 
     try:
-        opened, tokenizer = await asyncio.gather(
-            engine.open(), asyncio.to_thread(Tokenizer.open, folder), return_exceptions=True
+        opened = await asyncio.gather(
+            *(engine.open() for engine in engines),
+            *(asyncio.to_thread(Tokenizer.open, folder) for folder in folders),
+            return_exceptions=True,
         )
-        if opened is not None:  # of two faults of a folder, that of the model
-            raise opened
-        if isinstance(tokenizer, BaseException):
-            raise tokenizer
+        for outcome in opened:  # of two faults of a folder, that of the model
+            if isinstance(outcome, BaseException):
+                raise outcome
+        tokenizers = [outcome for outcome in opened if isinstance(outcome, Tokenizer)]
         with bind(host, port) as listener:
-            await engine.start()
-            await answer(engine, tokenizer, model_name, listener, options, FactsReader(folder, settings))
+            await asyncio.gather(*(engine.start() for engine in engines))
+            readers = [FactsReader(folder, settings) for folder in folders]
+            arms = [
+                Arm(label, name, engine, tokenizer, reader.read)
+                for label, name, engine, tokenizer, reader in zip(
+                    LABELS, names, engines, tokenizers, readers, strict=False
+                )
+            ]
+
+            def look_for_verdicts() -> None:
+                for reader in readers:
+                    reader.look_for_verdict()
+
+            await answer(arms, model_name, listener, options, look_for_verdicts)
     finally:
-        await engine.stop()
+        await asyncio.gather(*(engine.stop() for engine in engines))
+
+
+def _shared(settings: Mapping[str, Any], num_engines: int) -> Mapping[str, Any]:
+    """Each engine's settings: a share of the machine's memory is that of all of them together."""
+    share = settings.get("memory_utilization")
+    return settings if not isinstance(share, float) else {**settings, "memory_utilization": share / num_engines}

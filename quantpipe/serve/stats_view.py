@@ -1,131 +1,125 @@
-"""The body of ``GET /stats``: what ``/metrics`` counts, for people and for the page. Seconds, tokens, shares."""
+"""The body of ``GET /stats``: what ``/metrics`` counts, for people and for the page."""
 
-from pydantic import BaseModel
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from quantpipe import __version__
 from quantpipe.engine.stats import EngineStats
-from quantpipe.serve.admission.queue import AdmissionQueue
-from quantpipe.serve.metrics import RATE_WINDOW_S, ServerMetrics
-from quantpipe.serve.recent import RecentValues
-from quantpipe.serve.served_facts import ServedFacts
+from quantpipe.serve.arms.arm import Arm
+from quantpipe.serve.health import engine_health
+from quantpipe.serve.recent import RecentValues, percentiles_of
+from quantpipe.serve.request_metrics import RATE_WINDOW_S, RequestMetrics
+from quantpipe.serve.serving import Serving
+from quantpipe.serve.shadow.metrics import ShadowMetrics
+from quantpipe.serve.stats_models import (
+    ArmView,
+    GateView,
+    KvView,
+    PercentilesView,
+    RequestsView,
+    ServedView,
+    ShadowView,
+    Stats,
+    TokensView,
+)
 
 
-class GateView(BaseModel):
-    """The verdict on what is served; ``served_otherwise`` are engine settings that it was not judged with."""
-
-    verdict: str
-    recipe: str
-    recipe_digest: str
-    date: str
-    served_otherwise: list[str]
-
-
-class ServedView(BaseModel):
-    """What is served; ``schemes`` are numbers of layers."""
-
-    model: str
-    max_model_len: int
-    version: str
-    artifact: str | None
-    artifact_digest: str | None
-    backend: str | None
-    kv_cache: str | None
-    schemes: dict[str, int]
-    gate: GateView | None
-
-
-class RequestsView(BaseModel):
-    """Requests now (``running`` and ``waiting`` in the engine, ``open_prompts`` with those that are being sent), and
-    since the start."""
-
-    running: int
-    waiting: int
-    open_prompts: int
-    open_tokens: int
-    preemptions: int
-    finished: dict[str, int]
-    errors: dict[str, int]
-
-
-class TokensView(BaseModel):
-    """Tokens since the start, and of the latest seconds the rate of those that were sent."""
-
-    prompt: int
-    generated: int
-    generated_per_s: float
-    prefix_hit_frac: float
-    draft_acceptance_frac: float
-
-
-class KvView(BaseModel):
-    """KV blocks: the share that is held, and how many in each state."""
-
-    usage_frac: float
-    held: int
-    cached: int
-    free: int
-
-
-class PercentilesView(BaseModel):
-    """Of the values of the last minute; null where there were none."""
-
-    num: int
-    p50: float | None
-    p95: float | None
-
-
-class Stats(BaseModel):
+def stats_view(serving: Serving) -> Stats:
     """The picture of a server now."""
-
-    served: ServedView
-    requests: RequestsView
-    tokens: TokensView
-    kv: KvView
-    latency: dict[str, PercentilesView]
-
-
-def stats_view(
-    model: str,
-    max_model_len: int,
-    facts: ServedFacts | None,
-    engine: EngineStats,
-    queue: AdmissionQueue,
-    metrics: ServerMetrics,
-) -> Stats:
-    """The picture of a server now."""
+    answering = serving.answering
+    requests = serving.metrics.requests[: len(answering)]
+    engine = _together([arm.engine.stats for arm in answering])
     return Stats(
-        served=_served(model, max_model_len, facts),
+        served=_served(serving.router.model, answering[0]),
         requests=RequestsView(
             running=engine.num_running,
             waiting=engine.num_waiting,
-            open_prompts=queue.num_prompts,
-            open_tokens=queue.num_tokens,
+            open_prompts=serving.queue.num_prompts,
+            open_tokens=serving.queue.num_tokens,
             preemptions=engine.num_preemptions,
-            finished=dict(metrics.finished),
-            errors=dict(metrics.errors),
+            finished=dict(sum((own.finished for own in requests), Counter())),
+            errors=dict(serving.metrics.errors),
         ),
-        tokens=TokensView(
-            prompt=engine.prompt_tokens,
-            generated=engine.generated_tokens,
-            generated_per_s=metrics.recent_tokens.total / RATE_WINDOW_S,
-            prefix_hit_frac=engine.prefix_hit_frac,
-            draft_acceptance_frac=engine.acceptance_frac,
-        ),
-        kv=KvView(
-            usage_frac=engine.kv_usage_frac,
-            held=engine.used_blocks,
-            cached=engine.cached_blocks,
-            free=engine.free_blocks,
-        ),
-        latency={name: _percentiles(values) for name, values in metrics.recent.items()},
+        tokens=_tokens(engine, requests),
+        kv=_kv(engine),
+        latency=_latency(requests),
+        arms=[_arm(serving, number) for number in range(len(serving.arms))] if len(serving.arms) > 1 else [],
+        shadow=None if serving.shadow_metrics is None else _shadow(serving.shadow_metrics),
     )
 
 
-def _served(model: str, max_model_len: int, facts: ServedFacts | None) -> ServedView:
+def _arm(serving: Serving, number: int) -> ArmView:
+    arm, requests = serving.arms[number], serving.metrics.requests[number]
+    stats = arm.engine.stats
+    return ArmView(
+        label=arm.label,
+        name=arm.name,
+        share=serving.shares[number],
+        is_shadow=number >= len(serving.answering),
+        health=engine_health(arm.engine),
+        routed={} if serving.routing is None else dict(serving.routing.numbers(arm.label)),
+        running=stats.num_running,
+        waiting=stats.num_waiting,
+        finished=dict(requests.finished),
+        served=_served(arm.name, arm),
+        tokens=_tokens(stats, [requests]),
+        kv=_kv(stats),
+        latency=_latency([requests]),
+    )
+
+
+def _shadow(metrics: ShadowMetrics) -> ShadowView:
+    num_equal, num_different = metrics.texts["equal"], metrics.texts["different"]
+    num = num_equal + num_different
+    return ShadowView(
+        outcomes=dict(metrics.outcomes),
+        num_equal=num_equal,
+        num_different=num_different,
+        equal_frac=num_equal / num if num else None,
+        finish_reasons=dict(metrics.reasons),
+        first_difference_tokens=_percentiles([metrics.first_differences]),
+        generated_tokens=dict(metrics.num_tokens),
+        ttft_s={label: _percentiles([values]) for label, values in metrics.recent["ttft_s"].items()},
+        tpot_s={label: _percentiles([values]) for label, values in metrics.recent["tpot_s"].items()},
+    )
+
+
+def _together(stats: Sequence[EngineStats]) -> EngineStats:
+    """Sums; of the latest steps, which mean nothing together, too."""
+    names = [field.name for field in dataclasses.fields(EngineStats)]
+    return EngineStats(**{name: sum(getattr(own, name) for own in stats) for name in names})
+
+
+def _tokens(engine: EngineStats, requests: Iterable[RequestMetrics]) -> TokensView:
+    return TokensView(
+        prompt=engine.prompt_tokens,
+        generated=engine.generated_tokens,
+        generated_per_s=sum(own.recent_tokens.total for own in requests) / RATE_WINDOW_S,
+        prefix_hit_frac=engine.prefix_hit_frac,
+        draft_acceptance_frac=engine.acceptance_frac,
+    )
+
+
+def _kv(engine: EngineStats) -> KvView:
+    return KvView(
+        usage_frac=engine.kv_usage_frac,
+        held=engine.used_blocks,
+        cached=engine.cached_blocks,
+        free=engine.free_blocks,
+    )
+
+
+def _latency(requests: Sequence[RequestMetrics]) -> dict[str, PercentilesView]:
+    return {name: _percentiles([own.recent[name] for own in requests]) for name in requests[0].recent}
+
+
+def _served(model: str, arm: Arm) -> ServedView:
+    facts = arm.read_facts()
     gate = None if facts is None else facts.gate
     return ServedView(
         model=model,
-        max_model_len=max_model_len,
+        max_model_len=arm.engine.max_model_len,
         version=__version__,
         artifact=None if facts is None else facts.artifact,
         artifact_digest=None if facts is None else facts.digest,
@@ -136,6 +130,6 @@ def _served(model: str, max_model_len: int, facts: ServedFacts | None) -> Served
     )
 
 
-def _percentiles(values: RecentValues) -> PercentilesView:
-    found = values.percentiles()
+def _percentiles(recent: Sequence[RecentValues]) -> PercentilesView:
+    found = percentiles_of(*recent)
     return PercentilesView(num=found.num, p50=found.p50, p95=found.p95)

@@ -9,8 +9,12 @@ import pytest
 import yaml
 
 from quantpipe.engine.stats import EngineStats
+from quantpipe.serve.arms.metrics import RoutingMetrics
+from quantpipe.serve.engine_metrics import EngineReader
 from quantpipe.serve.exchange import Exchange
 from quantpipe.serve.metrics import ServerMetrics
+from quantpipe.serve.shadow.comparison import ChoiceComparison, ChoiceRecord
+from quantpipe.serve.shadow.metrics import ShadowMetrics
 
 FOLDER = Path(__file__).parents[2] / "dashboards"
 DASHBOARD = json.loads((FOLDER / "grafana.json").read_text(encoding="utf-8"))
@@ -21,11 +25,17 @@ NAME = re.compile(r"quantpipe:([a-z0-9_]+)")
 def exposed() -> dict[str, set[str]]:
     """Labels by series, of a server that has counted everything once."""
     stats = EngineStats(1, 0, 1, 1, 2, 0, 0, 0, 0)
-    metrics = ServerMetrics(lambda: stats, lambda: (0, 0))
+    engines = [EngineReader(label, lambda: stats, lambda: 0) for label in ("a", "b")]
+    metrics = ServerMetrics(engines, lambda: (0, 0))
     exchange = Exchange("id", "POST", "/", "127.0.0.1")
     exchange.status, exchange.error = 503, "queue_full"
     metrics.count_exchange(exchange)
-    metrics._count_finished("stop", 1)
+    metrics.requests[0].count_finished("stop", 1)
+    RoutingMetrics(metrics.registry).count("a", "draw")
+    shadow = ShadowMetrics(metrics.registry, ("a", "b"))
+    shadow.count("compared")
+    shadow.observe_times([[ChoiceRecord(["x"], 2, "stop", 0.1, 0.2)]] * 2)
+    shadow.observe_texts([ChoiceComparison(False, ("stop", "length"), 3)])
     found: dict[str, set[str]] = {}
     for line in metrics.exposition().decode().splitlines():
         if not line.startswith("#"):

@@ -30,6 +30,7 @@ from quantpipe.engine.stats import EngineStats
 from quantpipe.engine.tokenizer import Tokenizer
 from quantpipe.serve.admission.slow_client import limit_buffers
 from quantpipe.serve.app import create_app
+from quantpipe.serve.arms.arm import Arm
 from quantpipe.serve.engine_process.client import EngineClient
 from quantpipe.serve.engine_process.host import EngineHost
 from quantpipe.serve.engine_process.messages import EngineFacts, Opened, Opening
@@ -271,7 +272,7 @@ def make_client() -> Callable[..., EngineClient]:
 
 
 class RunningServer:
-    """A uvicorn server in its own thread and event loop."""
+    """A uvicorn server in its own thread and event loop; of two arms where there is a ``second`` engine."""
 
     def __init__(
         self,
@@ -279,6 +280,8 @@ class RunningServer:
         tokenizer: Tokenizer,
         max_open_prompts: int = 256,
         options: FrontOptions | None = None,
+        second: SteppedEngine | None = None,
+        second_tokenizer: Tokenizer | None = None,
     ) -> None:
         self.engine = engine
         options = options or FrontOptions()
@@ -286,7 +289,11 @@ class RunningServer:
         limit_buffers(self.listener, options.limits.slow_client_s)
         self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
         self.engine_loop = client_of(engine, max_open_prompts)
-        app = create_app(self.engine_loop, tokenizer, "echo", self._remember_event_loop, options)
+        arms = [Arm("a", "echo-a", self.engine_loop, tokenizer)]
+        if second is not None:
+            self.second_loop = client_of(second, max_open_prompts)
+            arms.append(Arm("b", "echo-b", self.second_loop, second_tokenizer or tokenizer))
+        app = create_app(arms, "echo", self._remember_event_loop, options)
         self.uvicorn = uvicorn.Server(uvicorn_config(app, options, 5))
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run)
@@ -334,11 +341,17 @@ def server(tokenizer: Tokenizer) -> Iterator[RunningServer]:
 
 @pytest.fixture
 def start_server(tokenizer: Tokenizer) -> Iterator[Callable[..., RunningServer]]:
-    """Start a server of one's own: ``start_server(engine, max_open_prompts=..., options=...)``."""
+    """Start a server of one's own: ``start_server(engine, max_open_prompts=..., options=..., second=...)``."""
     started: list[RunningServer] = []
 
-    def start(engine: EchoEngine, max_open_prompts: int = 256, options: FrontOptions | None = None) -> RunningServer:
-        started.append(RunningServer(engine, tokenizer, max_open_prompts, options))
+    def start(
+        engine: EchoEngine,
+        max_open_prompts: int = 256,
+        options: FrontOptions | None = None,
+        second: EchoEngine | None = None,
+        second_tokenizer: Tokenizer | None = None,
+    ) -> RunningServer:
+        started.append(RunningServer(engine, tokenizer, max_open_prompts, options, second, second_tokenizer))
         started[-1].start()
         return started[-1]
 

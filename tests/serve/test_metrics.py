@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from quantpipe.engine.stats import EngineStats
+from quantpipe.serve.engine_metrics import EngineReader
 from quantpipe.serve.exchange import Exchange
 from quantpipe.serve.generation import TextDelta
 from quantpipe.serve.metrics import ServerMetrics
@@ -46,7 +47,7 @@ MakeEngine = Callable[..., Any]
 @pytest.fixture
 def metrics() -> ServerMetrics:
     stats = EngineStats(1, 2, 3, 4, 7, 5, 60, 70, 8)
-    return ServerMetrics(lambda: stats, lambda: (9, 100))
+    return ServerMetrics([EngineReader(None, lambda: stats, lambda: 6)], lambda: (9, 100))
 
 
 def value(metrics: ServerMetrics, series: str) -> float:
@@ -67,7 +68,7 @@ def delta(num_tokens: int, finish_reason: Any = None, queued_s: float | None = 0
 
 def consume(metrics: ServerMetrics, deltas: AsyncIterator[tuple[int, TextDelta]], num_choices: int = 1) -> int:
     async def main() -> int:
-        return sum([1 async for _ in metrics.observe(deltas, num_choices)])
+        return sum([1 async for _ in metrics.requests[0].observe(deltas, num_choices)])
 
     return asyncio.run(main())
 
@@ -81,15 +82,15 @@ def test_choice_is_timed_and_counted_once(metrics: ServerMetrics) -> None:
     assert value(metrics, 'request_generation_tokens_bucket{le="5.0"}') == 1
     assert value(metrics, "request_generation_tokens_sum") == 4
     assert value(metrics, 'request_success_total{finished_reason="length"}') == 1
-    assert metrics.recent_tokens.total == 4
-    assert metrics.recent["queue_s"].percentiles().p50 == 0.25
+    assert metrics.requests[0].recent_tokens.total == 4
+    assert metrics.requests[0].recent["queue_s"].percentiles().p50 == 0.25
 
 
 def test_choices_that_never_end_are_aborted(metrics: ServerMetrics) -> None:
     with pytest.raises(ValueError):
         consume(metrics, given(delta(1), error=ValueError("broken")), num_choices=3)
     assert value(metrics, 'request_success_total{finished_reason="abort"}') == 3
-    assert metrics.finished == {"abort": 3}
+    assert metrics.requests[0].finished == {"abort": 3}
 
 
 def test_fork_has_no_queue_time_of_its_own(metrics: ServerMetrics) -> None:

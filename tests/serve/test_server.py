@@ -194,19 +194,19 @@ def test_damaged_folder_is_refused_before_the_address_is_taken(tmp_path: Path) -
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(ArtifactError):
-            run_server(tmp_path, {}, "127.0.0.1", taken.getsockname()[1])
+            run_server([tmp_path], {}, "127.0.0.1", taken.getsockname()[1])
 
 
 def test_an_address_in_use_is_said_before_the_model_is_warm(served_folder: Path) -> None:
     with bind("127.0.0.1", 0) as taken, pytest.raises(DataError, match="choose another port"):
-        run_server(served_folder, {"backend": "reference"}, "127.0.0.1", taken.getsockname()[1])
+        run_server([served_folder], {"backend": "reference"}, "127.0.0.1", taken.getsockname()[1])
 
 
 def test_settings_of_no_engine_are_refused_in_the_words_of_the_engine(served_folder: Path) -> None:
     with pytest.raises(RecipeError, match="unknown setting; did you mean 'max_prefill_chunk'"):
-        run_server(served_folder, {"max_prefil_chunk": 3}, "127.0.0.1", 0)
+        run_server([served_folder], {"max_prefil_chunk": 3}, "127.0.0.1", 0)
     with pytest.raises(RecipeError, match="a value that none can have"):
-        run_server(served_folder, {"max_prefill_chunk": 10**30}, "127.0.0.1", 0)
+        run_server([served_folder], {"max_prefill_chunk": 10**30}, "127.0.0.1", 0)
 
 
 def test_front_never_imports_what_only_the_engine_needs() -> None:

@@ -48,6 +48,9 @@ def main(descriptor: int) -> NoReturn:
 
 def _serve(host: EngineHost) -> bool:
     opening = host.wait_for_opening()
+    os.nice(
+        opening.niceness
+    )  # of this thread, and so of all that it will start; that which answers pings keeps its own
     try:
         engine = _open(opening)
         notes = tuple(engine.backend_notes)

@@ -140,7 +140,7 @@ class EngineClient:
         if self.is_closed:
             raise UnavailableError("the server is shutting down", "shutting_down")
         if self.failure is not None:
-            raise UnavailableError(self.failure, "engine_failed")
+            raise UnavailableError(self.failure, "engine_failed", self.state.retry_after_s)
         if num_prompts > self.max_open_prompts:
             raise RequestError(f"{num_prompts} choices in one request; at most {self.max_open_prompts} fit", "prompt")
         num_open = self.num_open_prompts

@@ -21,12 +21,14 @@ class EngineFacts(msgspec.Struct, frozen=True):
 class Opening(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """To the engine, first of all: load ``folder`` (as the system writes it) with settings of ``EngineConfig``.
 
-    Where it ``is_verified``, its digests are checked before.
+    Where it ``is_verified``, its digests are checked before. ``niceness`` is how far it stands back where others want
+    the same cores: 0 not at all, 19 as far as there is.
     """
 
     folder: bytes
     settings: dict[str, Any] = {}
     is_verified: bool = False
+    niceness: int = 0
 
 
 class Add(msgspec.Struct, tag=True, array_like=True, frozen=True):

@@ -1,7 +1,6 @@
 """Keeps an engine's process running: starts it, sees that it died or hangs, and starts another. Knows no requests."""
 
 import asyncio
-import itertools
 import logging
 import os
 import socket
@@ -9,9 +8,10 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from quantpipe.errors import QuantpipeError, RecipeError
+from quantpipe.serve.engine_process.backoff import Backoff
 from quantpipe.serve.engine_process.connection import EngineConnection, EngineEndedError
 from quantpipe.serve.engine_process.launch import EngineProcess, Launch
 from quantpipe.serve.engine_process.messages import EngineFacts, FromEngine, Opening, Ping, Pong, Stepped
@@ -20,9 +20,7 @@ from quantpipe.serve.engine_process.wire import encode
 
 logger = logging.getLogger(__name__)
 
-FIRST_RESTART_S = 1.0
-LAST_RESTART_S = 30.0
-
+Stage = TypeVar("Stage")
 EngineWord = Literal["starting", "ready", "stalled", "failed"]
 
 
@@ -30,13 +28,15 @@ EngineWord = Literal["starting", "ready", "stalled", "failed"]
 class EngineState:
     """How an engine fares: ``stalled`` without a sign of progress for ``still_s`` seconds, ``failed`` for a ``reason``.
 
-    A process that is started in place of one that failed keeps the reason until it is ready.
+    A process that is started in place of one that failed keeps the reason until it is ready, which should be in
+    ``retry_after_s`` seconds.
     """
 
     word: EngineWord
     reason: str | None
     still_s: float
     num_restarts: int
+    retry_after_s: int = 1
 
 
 class EngineSupervisor:
@@ -69,23 +69,28 @@ class EngineSupervisor:
         self._connection: EngineConnection | None = None
         self._has_served = False
         self._is_stopping = False
+        self._backoff = Backoff()
+        self._launched_s = 0.0
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def state(self) -> EngineState:
         """How the engine fares at this moment."""
+        word: EngineWord
         connection = self._connection
         if connection is not None and connection.is_ready:
             still_s = self._watch.still_s
-            word: EngineWord = "stalled" if still_s > self._limits.stalled_s else "ready"
+            word = "stalled" if still_s > self._limits.stalled_s else "ready"
             return EngineState(word, None, still_s, self.num_restarts)
         is_gone = self.failure is not None and (connection is None or connection.lost.is_set())
-        return EngineState("failed" if is_gone else "starting", self.failure, 0.0, self.num_restarts)
+        word = "failed" if is_gone else "starting"
+        return EngineState(word, self.failure, 0.0, self.num_restarts, self._backoff.retry_after_s)
 
     def launch(self) -> None:
         """Start a process, unless there is one, and tell it what to open. OSError where none can be had."""
         if self._launched is not None or self._connection is not None:
             return
+        self._launched_s = time.monotonic()
         self._launched = self._process, connection = self._launch()
         with suppress(OSError):  # it has died already, which is noticed where somebody waits for it
             connection.sendall(self._opening)
@@ -99,7 +104,7 @@ class EngineSupervisor:
         connection = self._connection
         assert connection is not None, "just connected"
         try:
-            self.facts = await asyncio.shield(connection.opened)
+            self.facts = await self._in_time(connection, connection.opened)
         except EngineEndedError:
             raise await self._ended_early(connection) from None
 
@@ -111,9 +116,10 @@ class EngineSupervisor:
         connection = self._connection
         assert connection is not None, "just opened"
         try:
-            await asyncio.shield(connection.ready)
+            await self._in_time(connection, connection.ready)
         except EngineEndedError:
             raise await self._ended_early(connection) from None
+        self._backoff.start_s = time.monotonic() - self._launched_s
         self._tasks = [asyncio.create_task(self._keep_running()), asyncio.create_task(self._keep_watch())]
 
     def send(self, framed: bytes) -> None:
@@ -153,6 +159,18 @@ class EngineSupervisor:
         self._watch = EngineWatch(self._limits.interval_s)
         self._has_served = False
 
+    async def _in_time(self, connection: EngineConnection, stage: asyncio.Future[Stage]) -> Stage:
+        """What a stage of a start ends with. A process that takes longer than it may is killed: QuantpipeError."""
+        try:
+            async with asyncio.timeout(self._launched_s + self._limits.load_s - time.monotonic()):
+                return await asyncio.shield(stage)
+        except TimeoutError:
+            connection.process.kill()
+            raise QuantpipeError(
+                f"{self._folder}: the engine was not ready within {self._limits.load_s:g} s and was killed; raise "
+                "--load-s, or see what its loading waits for"
+            ) from None
+
     async def _ended_early(self, connection: EngineConnection) -> QuantpipeError:
         how = await connection.end()
         hint = "; memory may have run out, see the system's log" if "SIGKILL" in how else ""
@@ -186,18 +204,17 @@ class EngineSupervisor:
 
     async def _keep_running(self) -> None:
         """Wait for the end of each engine, and start the next: at first soon, then less and less often."""
-        delays = _delays()
         while True:
             assert self._connection is not None, "there is one, or the last has just been lost"
             await self._connection.lost.wait()
             how = await self._connection.end()
             if self._has_served:
-                delays = _delays()
-            self._connection, delay_s = None, next(delays)
+                self._backoff.reset()
+            self._connection, delay_s = None, self._backoff.next_delay_s()
             logger.error("engine: its process %s; another is started in %g s", how, delay_s)
             await asyncio.sleep(delay_s)
             while not await self._start_again():
-                await asyncio.sleep(next(delays))
+                await asyncio.sleep(self._backoff.next_delay_s())
 
     async def _start_again(self) -> bool:
         """Whether a new engine became ready. Where it did not, it is gone, and the reason is the failure."""
@@ -206,12 +223,13 @@ class EngineSupervisor:
             await self._connect()
             connection = self._connection
             assert connection is not None, "just connected"
-            self.facts = await asyncio.shield(connection.opened)
-            await asyncio.shield(connection.ready)
+            self.facts = await self._in_time(connection, connection.opened)
+            await self._in_time(connection, connection.ready)
         except Exception as error:
             self.failure = f"the engine cannot be started again: {error}"
         else:
             self.failure = None
+            self._backoff.start_s = time.monotonic() - self._launched_s
             return True
         if self._connection is not None:
             how, self._connection = await self._connection.end(), None
@@ -242,9 +260,3 @@ def _framed(opening: Opening) -> bytes:
         return encode(opening)
     except (OverflowError, UnicodeEncodeError) as error:
         raise RecipeError(f"engine: a setting has a value that none can have ({error})") from None
-
-
-def _delays() -> itertools.chain[float]:
-    """1, 2, 4 .. 30, 30 ... seconds."""
-    doubled = (FIRST_RESTART_S * 2**power for power in range(5))
-    return itertools.chain(doubled, itertools.repeat(LAST_RESTART_S))

@@ -5,10 +5,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class WatchLimits:
-    """Seconds in one step, or without an answer, after which an engine is not ready, and after which it is killed."""
+    """Seconds in one step, or without an answer, after which an engine is not ready, and after which it is killed.
+
+    One that is not ready ``load_s`` seconds after it was started is killed, too.
+    """
 
     stalled_s: float = 30.0
     hung_s: float = 120.0
+    load_s: float = 1800.0
 
     @property
     def interval_s(self) -> float:

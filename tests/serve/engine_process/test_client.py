@@ -177,7 +177,7 @@ def test_engine_failure_reaches_every_open_submission_and_another_engine_serves_
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("quantpipe.serve.engine_process.supervisor.FIRST_RESTART_S", 0.1)
+    monkeypatch.setattr("quantpipe.serve.engine_process.backoff.FIRST_RESTART_S", 0.1)
     engine = make_engine(step_s=0.001)
 
     async def use(client: EngineClient) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from quantpipe.errors import ArtifactError, QuantpipeError
-from quantpipe.serve.engine_process import supervisor as module
+from quantpipe.serve.engine_process.backoff import FIRST_RESTART_S
 from quantpipe.serve.engine_process.client import NO_STATS
 from quantpipe.serve.engine_process.launch import EngineProcess
 from quantpipe.serve.engine_process.messages import EngineFacts, FromEngine, Opened, Opening, Pong, Ready, Stepped
@@ -78,7 +78,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     sleep = asyncio.sleep
 
     async def note(seconds: float) -> None:
-        if seconds >= module.FIRST_RESTART_S:
+        if seconds >= FIRST_RESTART_S:
             seen.append(seconds)
             seconds = 0.001
         await sleep(seconds)
@@ -211,6 +211,43 @@ def test_starting_again_what_was_started_changes_nothing_even_while_another_is_a
         await supervisor.start()
         await until(lambda: supervisor.facts == EngineFacts(64))
         assert supervisor.state.word == "starting" and len(launcher.started) == 2
+
+    supervised(launcher, use)
+
+
+def test_one_that_loads_for_ever_is_killed_and_the_next_start_may_do_better(waits: list[float]) -> None:
+    limits = WatchLimits(FAST.stalled_s, FAST.hung_s, load_s=0.3)
+    launcher = Launcher(([OPENED, Ready()], True), ([], True), ([OPENED], True), ([OPENED, Ready()], True))
+
+    async def use(supervisor: EngineSupervisor) -> None:
+        launcher.started[0].die()
+        await until(lambda: len(launcher.started) == 4 and supervisor.state.word == "ready")
+        assert [script.was_killed for script in launcher.started] == [False, True, True, False]
+
+    supervised(launcher, use, limits=limits)
+
+
+def test_a_first_engine_that_loads_for_ever_is_one_line_that_says_which_option(waits: list[float]) -> None:
+    async def never(supervisor: EngineSupervisor) -> None:
+        raise AssertionError("it started")
+
+    for messages in ([], [OPENED]):
+        launcher = Launcher((messages, True))
+        with pytest.raises(QuantpipeError, match=r"folder: the engine was not ready within 0.2 s .*--load-s"):
+            supervised(launcher, never, limits=WatchLimits(load_s=0.2))
+        assert launcher.started[0].was_killed
+
+
+def test_whoever_is_turned_away_meanwhile_is_told_what_is_left_of_the_pause() -> None:
+    launcher = Launcher(([OPENED, Ready()], True), *[([OPENED], False)] * 3, ([OPENED, Ready()], True))
+
+    async def use(supervisor: EngineSupervisor) -> None:
+        assert supervisor.state.retry_after_s == 1
+        supervisor._backoff.start_s = 20.0  # as if the first start had taken that long
+        launcher.started[0].die()
+        await until(lambda: supervisor._connection is None)
+        assert supervisor.state.retry_after_s in (20, 21)
+        await until(lambda: supervisor.state.retry_after_s == 20)
 
     supervised(launcher, use)
 
