@@ -11,6 +11,7 @@ from pathlib import Path
 
 from quantpipe.bench.latency import num_text_tokens, run_bench
 from quantpipe.bench.workload import vocabulary_text
+from quantpipe.cache import cache_folder
 from quantpipe.calibration.calibration_set import BuildContext
 from quantpipe.calibration.checks.leakage import EvalText
 from quantpipe.calibration.definition.set_definition import set_of_recipe
@@ -23,7 +24,9 @@ from quantpipe.errors import DataError
 from quantpipe.evaluate.divergence import DivergenceResult, measure_divergence, named_windows
 from quantpipe.evaluate.eval_texts import eval_texts
 from quantpipe.evaluate.items import SuiteResult
-from quantpipe.evaluate.suite import Suite, compare, load_suite, run_suite
+from quantpipe.evaluate.outputs import OUTPUTS_NAMES, write_outputs
+from quantpipe.evaluate.result_cache import Asked, code_digest, run_suite_once, tokenizer_digest
+from quantpipe.evaluate.suite import Suite, check_suite, compare, load_suite
 from quantpipe.formats.artifact import Artifact, verify
 from quantpipe.gate.judge import GateResult, Limit, Measurement, judge
 from quantpipe.gate.record import (
@@ -87,6 +90,7 @@ def read_questions(recipe: Recipe, tokenizer_folder: Path, write: WriteText | No
     if section is None:
         return Questions(None, ())
     suite, divergence = load_suite(section.suite), section.divergence
+    check_suite(suite, tokenizer_folder)
     if divergence is None:
         return Questions(suite, (), _texts(recipe, suite, None))
     if divergence.text is None:
@@ -155,7 +159,7 @@ def judge_candidate(
     candidate = Engine.open(folder, engine_config(recipe))
     for note in dict.fromkeys((*baseline.backend_notes, *candidate.backend_notes)):
         reporter.note(note)
-    findings = _measure(recipe, baseline, candidate, folder, questions, reporter)
+    findings = _measure(recipe, base, baseline, candidate, folder, questions, output, reporter)
     expected = dict.fromkeys(("mean_kl", "perplexity_ratio", "top1_agreement"), len(questions.windows))
     if questions.suite is not None:
         expected["accuracy_loss_points"] = questions.suite.num_items
@@ -181,7 +185,14 @@ def judge_candidate(
 
 
 def _measure(
-    recipe: Recipe, baseline: Engine, candidate: Engine, folder: Path, questions: Questions, reporter: Reporter
+    recipe: Recipe,
+    base: BaseModel,
+    baseline: Engine,
+    candidate: Engine,
+    folder: Path,
+    questions: Questions,
+    output: Path,
+    reporter: Reporter,
 ) -> Findings:
     measurements: list[Measurement] = []
     facts: tuple[tuple[str, str], ...] = ()
@@ -195,8 +206,8 @@ def _measure(
         facts = divergence_facts(divergence)
     if questions.suite is not None:
         reporter.stage(f"suite {questions.suite.name}: {questions.suite.num_items} items, base then candidate")
-        base_result = run_suite(baseline, tokenizer, questions.suite, reporter.progress)
-        candidate_result = run_suite(candidate, tokenizer, questions.suite, reporter.progress)
+        base_result = _answers("baseline", baseline, base.folder, folder, questions.suite, output, reporter)
+        candidate_result = _answers("candidate", candidate, folder, folder, questions.suite, output, reporter)
         measurements.append(compare(base_result, candidate_result))
         scores = score_rows(base_result, candidate_result)
     if recipe.bench is not None:
@@ -212,6 +223,26 @@ def _measure(
         measurements += timed.measurements
         bench = timed.summary()
     return Findings(tuple(measurements), facts, scores, bench)
+
+
+def _answers(
+    role: str, engine: Engine, folder: Path, tokenizer_folder: Path, suite: Suite, output: Path, reporter: Reporter
+) -> SuiteResult:
+    """One model's answers, asked for or found in the cache, and written beside the verdict."""
+    settings = asdict(engine.config) | {
+        "kv_dtype": engine.kv_dtype,
+        "max_model_len": engine.max_model_len,
+        "backend_notes": engine.backend_notes,
+        "simd": machine_facts()["simd"],
+    }
+    model = Artifact.open(folder).digest
+    asked = Asked(model, tokenizer_digest(tokenizer_folder), suite.digest, code_digest(), settings)
+    tokenizer, cache = Tokenizer.open(tokenizer_folder), cache_folder() / "evals"
+    result, was_found = run_suite_once(engine, tokenizer, suite, asked, cache, reporter.progress)
+    if was_found:
+        reporter.note(f"{role}: answers of an earlier run of the same model, engine and suite are used again")
+    write_outputs(output / OUTPUTS_NAMES[role], suite, model, result)
+    return result
 
 
 def divergence_facts(divergence: DivergenceResult) -> tuple[tuple[str, str], ...]:

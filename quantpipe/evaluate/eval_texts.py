@@ -7,8 +7,10 @@ from typing import Any
 from quantpipe.calibration.checks.leakage import NGRAM_WORDS, EvalText
 from quantpipe.calibration.text.words import words
 from quantpipe.evaluate.divergence import read_text, text_files
-from quantpipe.evaluate.suite import Suite
-from quantpipe.evaluate.tasks import ITEM_FIELDS, EvalTask
+from quantpipe.evaluate.eval_task import ITEM_FIELDS, EvalTask, HubTask
+from quantpipe.evaluate.kinds.kind import ANSWER, Item
+from quantpipe.evaluate.short_task import ShortTask
+from quantpipe.evaluate.suite import Suite, Task
 
 WINDOW_WORDS = 32  # of held-out text; half of one in common is a leak, so a copied run of 24 words is always found
 GROUP_FIELD = "group"
@@ -31,7 +33,36 @@ def eval_texts(suite: Suite | None, held_out_text: Path | None) -> list[EvalText
     return texts
 
 
-def _task_texts(task: EvalTask, name: str) -> Iterator[EvalText]:
+def _task_texts(task: Task, name: str) -> Iterator[EvalText]:
+    if isinstance(task, ShortTask):
+        return _short_texts(task, name)
+    return _hub_texts(task, name) if isinstance(task, HubTask) else _local_texts(task, name)
+
+
+def _short_texts(task: ShortTask, name: str) -> Iterator[EvalText]:
+    """Each item's question, with each right answer behind it; examples as well."""
+    for item in task.items:
+        place = Path(item.where).name
+        for text in (item.prompt, *(f"{item.prompt} {answer}" for answer in _short_answers(item))):
+            yield EvalText(name, place, text, item.cluster if task.keys.cluster is not None else None)
+    for shot in task.shots:
+        yield EvalText(name, f"{task.name}: an example", f"{shot.prompt} {shot.answer}")
+
+
+def _short_answers(item: Item) -> list[str]:
+    target = item.fields.get(ANSWER, item.target)
+    if isinstance(target, int) and item.choices:
+        target = item.choices[target]
+    return [str(each) for each in (target if isinstance(target, (list, tuple)) else [target]) if each is not None]
+
+
+def _hub_texts(task: HubTask, name: str) -> Iterator[EvalText]:
+    """Each item's prompt, as lm-eval makes it."""
+    for place, doc in zip(task.places, task.docs, strict=True):
+        yield EvalText(name, f"{task.name}:{place}", str(task.built.doc_to_text(dict(doc))))
+
+
+def _local_texts(task: EvalTask, name: str) -> Iterator[EvalText]:
     file = Path(str(task.config["dataset_kwargs"]["data_files"][task.config["test_split"]])).name
     prompt_fields = _prompt_fields(task)
     for row, doc in enumerate(task.docs, start=1):

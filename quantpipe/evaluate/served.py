@@ -1,7 +1,7 @@
 """The part of an engine that the evals use. Anything with this shape can be evaluated."""
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
 
 from quantpipe.engine.request import PromptLogitsSink, RequestOutput, SamplingParams
 
@@ -35,3 +35,14 @@ class TextCodec(Protocol):
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]: ...
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
+
+
+@runtime_checkable
+class ChatCodec(Protocol):
+    """What a tokenizer has beside that for chat: the template, if any, and the special tokens it may name."""
+
+    @property
+    def chat_template(self) -> str | None: ...
+
+    @property
+    def special_tokens(self) -> Mapping[str, str]: ...

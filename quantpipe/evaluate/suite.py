@@ -1,60 +1,32 @@
-"""Suites of tasks: read from a folder, run on an engine, and compared item by item.
+"""Suites of tasks: read and checked, run on an engine, and compared item by item.
 
-A suite is a folder: ``suite.yaml`` names the tasks; each task is an lm-eval YAML file beside it with JSON Lines items.
+A suite is a YAML file, or a folder with a ``suite.yaml``: lm-eval tasks beside it, lm-eval's own by name, and tasks of
+the short form, which go straight to the engine.
 """
 
 import hashlib
 import json
-import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from io import StringIO
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import yaml
-from lm_eval.evaluator import evaluate
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
-from quantpipe.errors import DataError, suggest
+from quantpipe.engine.tokenizer import Tokenizer
+from quantpipe.errors import DataError
+from quantpipe.evaluate.asking import Asker
+from quantpipe.evaluate.eval_task import EvalTask, HubTask
 from quantpipe.evaluate.items import ItemResult, SuiteResult
-from quantpipe.evaluate.lm import EngineLM
+from quantpipe.evaluate.kinds.table import KINDS
 from quantpipe.evaluate.paired import paired_accuracy
 from quantpipe.evaluate.served import ServedModel, TextCodec
-from quantpipe.evaluate.tasks import (
-    EvalTask,
-    ItemMetric,
-    lm_eval_contained,
-    lm_eval_task,
-    read_task,
-    read_task_configs,
-)
+from quantpipe.evaluate.short_run import chat_template, prompt_text, run_short_tasks
+from quantpipe.evaluate.short_task import ShortTask, read_short_task
+from quantpipe.evaluate.suite_file import LocalTask, OwnTask, SuiteFile, read_suite_file
 from quantpipe.gate.judge import Measurement
-from quantpipe.report import Item, Progress, no_progress
+from quantpipe.report import Progress, no_progress
 
-SUITE_NAME = "suite.yaml"
-
-
-class TaskEntry(BaseModel):
-    """One task of a suite: its lm-eval name, the metric that says whether an item is right, and how many items."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-
-    task: str
-    metric: ItemMetric
-    num_items: int = Field(ge=1)
-
-
-class SuiteFile(BaseModel):
-    """What ``suite.yaml`` holds."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-
-    version: Literal[1]
-    name: str
-    tasks: list[TaskEntry] = Field(min_length=1)
+Task = EvalTask | HubTask | ShortTask
 
 
 @dataclass(frozen=True)
@@ -63,35 +35,53 @@ class Suite:
 
     name: str
     folder: Path
-    tasks: tuple[EvalTask, ...]
+    tasks: tuple[Task, ...]
     digest: str
 
     @property
     def num_items(self) -> int:
         """Items over all tasks: how many a comparison must have."""
-        return sum(len(task.docs) for task in self.tasks)
+        return sum(task.num_items for task in self.tasks)
 
 
-def load_suite(folder: Path) -> Suite:
-    """Read a suite folder and check every task and item. DataError where anything is missing or inconsistent."""
-    spec = _read_suite_file(folder / SUITE_NAME)
-    configs = read_task_configs(folder)
-    tasks = tuple(read_task(folder, entry.task, entry.metric, entry.num_items, configs) for entry in spec.tasks)
-    _require_unique(f"{folder}: task", [task.name for task in tasks])
-    _require_unique(f"{folder}: item", [str(doc["id"]) for task in tasks for doc in task.docs])
-    content = json.dumps([[t.name, t.metric, t.config, t.docs] for t in tasks], sort_keys=True, ensure_ascii=False)
-    return Suite(spec.name, folder, tasks, hashlib.sha256(content.encode()).hexdigest())
+def load_suite(path: Path) -> Suite:
+    """Read a suite, a file or a folder, and check every task and item.
+
+    DataError where anything is missing or inconsistent, or data of the hub are out of reach.
+    """
+    suite_file = read_suite_file(path)
+    tasks = tuple(_tasks(suite_file))
+    where = suite_file.folder if suite_file.file != path else path
+    _require_unique(f"{where}: task", [task.name for task in tasks])
+    _require_unique(f"{where}: item", [str(doc["id"]) for t in tasks if isinstance(t, EvalTask) for doc in t.docs])
+    content = json.dumps([task.content for task in tasks], sort_keys=True, ensure_ascii=False, default=str)
+    return Suite(suite_file.name, where, tasks, hashlib.sha256(content.encode()).hexdigest())
+
+
+def check_suite(suite: Suite, tokenizer_folder: Path) -> None:
+    """What a run needs beside the suite's files: a chat template, a sandbox, a judge. DataError for what is missing."""
+    short_tasks = [task for task in suite.tasks if isinstance(task, ShortTask)]
+    tokenizer = Tokenizer.open(tokenizer_folder) if short_tasks else None
+    for task in short_tasks:
+        assert tokenizer is not None  # there are tasks that need it
+        template = chat_template(task, tokenizer)
+        prompt_text(task, task.items[0], template)
+        if task.kind.prepare is not None:
+            task.kind.prepare(task.keys, task.place)
 
 
 def run_suite(engine: ServedModel, tokenizer: TextCodec, suite: Suite, progress: Progress = no_progress) -> SuiteResult:
-    """Ask an engine every item through lm-eval's evaluator. DataError where an item does not come back as 0 or 1."""
-    with _lm_eval_silenced(progress) as heard_progress:
-        lm = EngineLM(engine, tokenizer, heard_progress)
-        loaded = {"tasks": {task.name: lm_eval_task(task) for task in suite.tasks}}
-        samples_of = evaluate(lm, loaded, bootstrap_iters=0, log_samples=True)["samples"]
-    items = tuple(_item(task, sample, lm) for task in suite.tasks for sample in samples_of[task.name])
-    if [(i.task, i.doc_id) for i in items] != [(t.name, d["id"]) for t in suite.tasks for d in t.docs]:
-        raise DataError(f"{suite.folder}: {len(items)} results for {suite.num_items} items, or in another order")
+    """Ask an engine every item. DataError where one cannot be asked, or does not come back with a score."""
+    found: dict[str, list[ItemResult]] = {}
+    lm_tasks = [task for task in suite.tasks if not isinstance(task, ShortTask)]
+    if lm_tasks:
+        from quantpipe.evaluate.lm_run import run_lm_tasks  # lm-eval takes seconds to import
+
+        found |= run_lm_tasks(engine, tokenizer, lm_tasks, progress)
+    short_tasks = [task for task in suite.tasks if isinstance(task, ShortTask)]
+    if short_tasks:
+        found |= run_short_tasks(short_tasks, Asker(engine, tokenizer, progress), tokenizer, progress)
+    items = tuple(item for task in suite.tasks for item in found[task.name])
     return SuiteResult(suite.name, suite.digest, items)
 
 
@@ -114,61 +104,28 @@ def compare(base: SuiteResult, cand: SuiteResult) -> Measurement:
     )
 
 
-def _read_suite_file(file: Path) -> SuiteFile:
-    try:
-        return SuiteFile.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise DataError(f"{file}: cannot be read: {' '.join(str(error).split())}") from error
-    except ValidationError as error:
-        # A misspelt key is also a missing one: name the misspelling.
-        first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
-        key = ".".join(str(part) for part in first["loc"]) or "(the file)"
-        if first["type"] == "extra_forbidden":
-            known = SuiteFile.model_fields if len(first["loc"]) == 1 else TaskEntry.model_fields
-            raise DataError(f"{file}: {key}: unknown key{suggest(str(first['loc'][-1]), known)}") from error
-        raise DataError(f"{file}: {key}: {first['msg']}; found {first['input']!r}") from error
+def _tasks(suite_file: SuiteFile) -> Iterator[Task]:
+    folder, entries = suite_file.folder, suite_file.entries
+    if any(isinstance(entry, LocalTask) for entry in entries):
+        from quantpipe.evaluate.tasks import read_task, read_task_configs  # imports lm-eval
 
+        configs = read_task_configs(folder)
+    for index, entry in enumerate(entries):
+        place = suite_file.place(index)
+        if isinstance(entry, LocalTask):
+            yield read_task(folder, entry.task, entry.metric, entry.num_items, configs, entry.slices)
+        elif isinstance(entry, OwnTask):
+            from quantpipe.evaluate.hub_tasks import read_own_task
 
-def _item(task: EvalTask, sample: Mapping[str, Any], lm: EngineLM) -> ItemResult:
-    """One logged sample as an item result."""
-    doc, score = sample["doc"], float(sample[task.metric])
-    if score not in (0.0, 1.0):
-        raise DataError(f"{task.name}: item '{doc['id']}': {task.metric} is {score}; an item is right (1) or wrong (0)")
-    responses = sample["filtered_resps"]
-    return ItemResult(
-        task=task.name,
-        doc_id=doc["id"],
-        domain=doc["domain"],
-        cluster=doc["cluster"],
-        score=score,
-        prompt_digest=_prompt_digest(sample["arguments"], lm),
-        response=responses[0] if isinstance(responses[0], str) else tuple(float(each[0]) for each in responses),
-    )
-
-
-def _prompt_digest(arguments: Sequence[tuple[str, Any]], lm: EngineLM) -> str:
-    """Over the token ids of each context and continuation, or of the context and how it is to be continued."""
-    asked = [
-        lm.encode_pair(context, rest) if isinstance(rest, str) else (lm.tok_encode(context), rest)
-        for context, rest in arguments
-    ]
-    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+            yield read_own_task(entry, place("lm_eval"))
+        else:
+            kind: Any = getattr(entry, "kind")  # noqa: B009 - each kind's section has it, their common one not
+            yield read_short_task(entry, KINDS[kind], folder, place)
 
 
 def _require_unique(what: str, names: Sequence[str]) -> None:
+    if not names:
+        return
     name, count = Counter(names).most_common(1)[0]
     if count > 1:
         raise DataError(f"{what} '{name}' is there {count} times; names must be unique")
-
-
-@contextmanager
-def _lm_eval_silenced(progress: Progress) -> Iterator[Progress]:
-    """Keep lm-eval's log lines and bars off the terminal; the progress handed out still reaches standard error."""
-    stderr = sys.stderr
-
-    def heard(items: Iterable[Item], total: int, label: str) -> Iterator[Item]:
-        with redirect_stderr(stderr):
-            yield from progress(items, total, label)
-
-    with lm_eval_contained(), redirect_stderr(StringIO()):
-        yield heard

@@ -8,9 +8,8 @@ import logging
 import random
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 from datasets import Dataset, DatasetDict
@@ -19,20 +18,8 @@ from lm_eval.api.task import Task
 from lm_eval.tasks import TaskManager
 
 from quantpipe.errors import DataError, suggest
-
-ITEM_FIELDS = ("id", "domain", "cluster")
-ItemMetric = Literal["acc", "acc_norm", "acc_bytes", "exact_match"]  # those of lm-eval that are 0 or 1 for each item
-
-
-@dataclass(frozen=True)
-class EvalTask:
-    """One task, read and checked. ``metric`` says whether an item is right; ``config`` is what lm-eval takes."""
-
-    name: str
-    metric: str
-    folder: Path
-    config: Mapping[str, Any]
-    docs: tuple[Mapping[str, Any], ...]
+from quantpipe.evaluate.eval_task import ITEM_FIELDS
+from quantpipe.evaluate.eval_task import EvalTask as EvalTask
 
 
 def read_task_configs(folder: Path) -> dict[str, dict[str, Any]]:
@@ -46,7 +33,14 @@ def read_task_configs(folder: Path) -> dict[str, dict[str, Any]]:
     return {name: dict(entry.cfg) for name, entry in index.items() if entry.cfg}
 
 
-def read_task(folder: Path, name: str, metric: str, num_items: int, configs: Mapping[str, dict[str, Any]]) -> EvalTask:
+def read_task(
+    folder: Path,
+    name: str,
+    metric: str,
+    num_items: int,
+    configs: Mapping[str, dict[str, Any]],
+    slices: tuple[str, ...] = (),
+) -> EvalTask:
     """One task with its items. DataError where the task, its data or an item is missing or inconsistent."""
     where = f"{folder}: task '{name}'"
     if name not in configs:
@@ -61,7 +55,7 @@ def read_task(folder: Path, name: str, metric: str, num_items: int, configs: Map
     docs = tuple(_read_docs(_data_file(folder, where, config), where))
     if len(docs) != num_items:
         raise DataError(f"{where}: {len(docs)} items, {num_items} declared; correct num_items or the data")
-    task = EvalTask(name, metric, folder, config, docs)
+    task = EvalTask(name, metric, folder, config, docs, slices)
     _check_items(task, where)
     return task
 
@@ -126,6 +120,9 @@ def _check_items(task: EvalTask, where: str) -> None:
         raise DataError(f"{where}: output_type '{kind}' (known: generate_until, multiple_choice)")
     for doc in task.docs:  # before lm-eval sees them: it fails on a wrong label without saying where
         item = f"{where}: item '{doc['id']}'"
+        for name in task.slices:
+            if name not in doc:
+                raise DataError(f"{item}: has no field '{name}', a slice{suggest(name, doc)}")
         target = _field(doc, task, "doc_to_target", item)
         if kind == "multiple_choice":
             _check_choice(_field(doc, task, "doc_to_choice", item), target, item)

@@ -77,7 +77,7 @@ def _data_problems(data: Mapping[str, Any], folder: Path) -> Iterator[Problem]:
         if not isinstance(text, str) or not text:
             continue
         found = absolute(text, folder)
-        is_definition = path[0] == "calibration" and found.suffix in (".yaml", ".yml") and found.is_file()
+        is_definition = found.suffix in (".yaml", ".yml") and found.is_file()
         if not is_definition and not any((found / name).is_file() for name in inner):
             yield Problem(path, f"{found} {_state(found, inner[0])}; give a folder that holds {inner[0]}", is_data=True)
     text = value_at(data, TEXT_PATH)

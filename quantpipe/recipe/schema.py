@@ -172,7 +172,7 @@ class EvaluateSection(Section):
     """What the base model and the candidate are both asked, through the runtime that serves."""
 
     suite: RecipePath
-    """Folder of an evaluation suite (it holds `suite.yaml`)."""
+    """An evaluation suite: a YAML file, or a folder that holds `suite.yaml` (docs/evals.md)."""
     divergence: DivergenceSection | None = None
     """Distances between the two models' token distributions."""
 

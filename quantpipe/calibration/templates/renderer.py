@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 
 FRAME_TOKENS = 8  # more than BOS, EOS and what a tokenizer puts before the first word
-# What expressions in a template raise, beside its own errors.
-_OF_OPERATORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
 class Renderer:
@@ -103,9 +101,11 @@ class Renderer:
             return str(sample.content)
         from jinja2 import TemplateError
 
+        from quantpipe.calibration.templates.sandbox import OPERATOR_ERRORS
+
         try:
             return self._by_file(sample) if sample.source in self._templates else self._by_tokenizer(sample)
-        except (TemplateError, *_OF_OPERATORS) as error:
+        except (TemplateError, *OPERATOR_ERRORS) as error:
             text = f"the {self._writer(sample)} refuses this sample: {self._fault(error, sample)}"
             raise RowError(text, BY_TEMPLATE) from None  # what it says may quote the row
 

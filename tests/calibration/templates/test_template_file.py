@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from quantpipe.calibration.rows import Message
-from quantpipe.calibration.templates.template_file import MAX_FILE_BYTES, LimitError, TemplateFile
+from quantpipe.calibration.templates.sandbox import LimitError
+from quantpipe.calibration.templates.template_file import MAX_FILE_BYTES, TemplateFile
 from quantpipe.errors import DataError
 
 TALK: tuple[Message, ...] = (
