@@ -27,7 +27,6 @@ from quantpipe.models import describe
 from quantpipe.models.weights import check_tensors
 from quantpipe.quantize.model.architecture import check_architectures
 from quantpipe.quantize.model.loading import check_supported
-from quantpipe.recipe.gate_section import require_gate
 from quantpipe.recipe.lengths import check_length
 from quantpipe.recipe.lines import naming_lines
 from quantpipe.recipe.schema import Recipe
@@ -40,7 +39,7 @@ def run_recipe(recipe: Recipe, recipe_path: Path, cache_folder: Path, reporter: 
 
     Raises RecipeError at once for a recipe without limits to judge by.
     """
-    require_gate(recipe)
+    recipe.require_gate()
     with naming_lines(recipe), only_run(recipe.output):
         return _run(recipe, recipe_path, cache_folder, reporter)
 
@@ -86,16 +85,17 @@ def gate_artifact(
     The verdict goes to ``gate_folder``, not to ``recipe.output``, whose own verdict is about another artifact. Raises
     RecipeError at once for a recipe without limits to judge by.
     """
-    require_gate(recipe)
-    base = resolve_served(recipe, cache_folder, reporter)
-    describe(Artifact.open(artifact))
-    with _writer(recipe, base, reporter) as write:
-        questions = read_questions(recipe, base.folder, write)
-    _tell(questions, reporter)
-    commands = (f"quantpipe gate {recipe_path}{_sets(recipe.overrides)} --artifact {artifact}",)
-    facts = (("artifact", f"{artifact}, judged as it stood on disk"),)
-    output = gate_folder(recipe, artifact)
-    return judge_candidate(recipe, base, artifact, questions, (), facts, commands, output, reporter)
+    recipe.require_gate()
+    with naming_lines(recipe):
+        base = resolve_served(recipe, cache_folder, reporter)
+        describe(Artifact.open(artifact))
+        with _writer(recipe, base, reporter) as write:
+            questions = read_questions(recipe, base.folder, write)
+        _tell(questions, reporter)
+        commands = (f"quantpipe gate {recipe_path}{_sets(recipe.overrides)} --artifact {artifact}",)
+        facts = (("artifact", f"{artifact}, judged as it stood on disk"),)
+        output = gate_folder(recipe, artifact)
+        return judge_candidate(recipe, base, artifact, questions, (), facts, commands, output, reporter)
 
 
 def gate_folder(recipe: Recipe, artifact: Path) -> Path:

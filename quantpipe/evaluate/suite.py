@@ -1,4 +1,4 @@
-"""Suites of tasks: read from a folder, run on an engine, and compared item by item.
+"""Suites of tasks: read from a folder, and run on an engine.
 
 A suite is a folder: ``suite.yaml`` names the tasks; each task is an lm-eval YAML file beside it with JSON Lines items.
 """
@@ -21,7 +21,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from quantpipe.errors import DataError, suggest
 from quantpipe.evaluate.items import ItemResult, SuiteResult
 from quantpipe.evaluate.lm import EngineLM
-from quantpipe.evaluate.paired import paired_accuracy
 from quantpipe.evaluate.served import ServedModel, TextCodec
 from quantpipe.evaluate.tasks import (
     EvalTask,
@@ -31,7 +30,6 @@ from quantpipe.evaluate.tasks import (
     read_task,
     read_task_configs,
 )
-from quantpipe.gate.judge import Measurement
 from quantpipe.report import Item, Progress, no_progress
 
 SUITE_NAME = "suite.yaml"
@@ -93,25 +91,6 @@ def run_suite(engine: ServedModel, tokenizer: TextCodec, suite: Suite, progress:
     if [(i.task, i.doc_id) for i in items] != [(t.name, d["id"]) for t in suite.tasks for d in t.docs]:
         raise DataError(f"{suite.folder}: {len(items)} results for {suite.num_items} items, or in another order")
     return SuiteResult(suite.name, suite.digest, items)
-
-
-def compare(base: SuiteResult, cand: SuiteResult) -> Measurement:
-    """Points lost by the candidate on the same items. DataError unless both models were asked exactly the same."""
-    if len(base.items) != len(cand.items):
-        raise DataError(f"{base.suite}: {len(base.items)} items of the baseline, {len(cand.items)} of the candidate")
-    if base.suite_digest != cand.suite_digest:
-        raise DataError(f"{base.suite}: the suite changed between the two runs; run baseline and candidate again")
-    for ours, theirs in zip(base.items, cand.items, strict=True):
-        where = f"{base.suite}: item {ours.task}/{ours.doc_id}"
-        if (ours.task, ours.doc_id, ours.cluster) != (theirs.task, theirs.doc_id, theirs.cluster):
-            raise DataError(f"{where} of the baseline is paired with {theirs.task}/{theirs.doc_id} of the candidate")
-        if ours.prompt_digest != theirs.prompt_digest:
-            raise DataError(f"{where}: the two models were given different prompt tokens; use the same tokenizer")
-    return paired_accuracy(
-        [item.correct for item in base.items],
-        [item.correct for item in cand.items],
-        [item.cluster for item in base.items],
-    )
 
 
 def _read_suite_file(file: Path) -> SuiteFile:

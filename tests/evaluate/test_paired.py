@@ -5,7 +5,8 @@ import pytest
 
 from quantpipe.errors import DataError
 from quantpipe.evaluate.paired import paired_accuracy
-from quantpipe.gate.judge import Limit, Verdict, judge
+from quantpipe.gate.judge import Verdict, judge
+from quantpipe.gate.limits import Limit
 
 
 def outcomes(num_items: int, num_lost: int, num_gained: int) -> tuple[list[bool], list[bool]]:

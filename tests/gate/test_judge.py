@@ -10,20 +10,9 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from quantpipe.errors import RecipeError
-from quantpipe.gate.judge import (
-    METRICS,
-    Limit,
-    Measurement,
-    Verdict,
-    concurrency_of,
-    is_known_metric,
-    judge,
-    known_metric_names,
-    limit_problem,
-    metric_of,
-    overall,
-    samples_to_decide,
-)
+from quantpipe.gate.judge import Measurement, Verdict, judge, overall, samples_to_decide
+from quantpipe.gate.limits import Limit, limit_problem
+from quantpipe.gate.metrics import METRICS, concurrency_of, is_known_metric, known_metric_names, metric_of
 
 REASONABLE = st.floats(-1e6, 1e6)
 

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quantpipe.errors import DataError
-from quantpipe.gate.judge import Limit, Measurement, Verdict, judge
+from quantpipe.gate.judge import Measurement, Verdict, judge
+from quantpipe.gate.limits import Limit
 from quantpipe.gate.record import (
     RunContext,
     library_versions,

@@ -6,7 +6,8 @@ import math
 import pytest
 from rich.console import Console
 
-from quantpipe.gate.judge import GateResult, Limit, Measurement, Verdict, judge
+from quantpipe.gate.judge import GateResult, Measurement, Verdict, judge
+from quantpipe.gate.limits import Limit
 from quantpipe.gate.record import RunContext
 from quantpipe.gate.report import (
     BenchRow,
