@@ -20,8 +20,8 @@ from quantpipe import __version__
 from quantpipe.cache import cache_folder
 from quantpipe.cli_bench import bench
 from quantpipe.cli_calibrate import calibrate
-from quantpipe.cli_gate import gate, show_verdict
 from quantpipe.cli_front import front_arguments, serve_key
+from quantpipe.cli_gate import gate, show_verdict
 from quantpipe.cli_options import open_reporter, read_recipe, read_settings, recipe_arguments
 from quantpipe.cli_traceback import one_line, traceback_text
 from quantpipe.disk import disk_refusal

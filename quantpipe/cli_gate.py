@@ -54,16 +54,13 @@ def _gate_stored(recipe: Path, overrides: Sequence[str]) -> int:
 
 
 def _show_power(recipe: Path, overrides: Sequence[str]) -> int:
-    from rich.console import Console
-
     from quantpipe.recipe.lines import naming_lines
     from quantpipe.recipe.schema import load_recipe
-    from quantpipe.verdict.power import power_rows
-    from quantpipe.verdict.power_table import power_table
+    from quantpipe.verdict.power import power_lines, power_rows
 
     loaded = load_recipe(recipe, overrides)
     with naming_lines(loaded):
-        Console(highlight=False, soft_wrap=True).print(power_table(power_rows(loaded)))
+        click.echo(power_lines(power_rows(loaded)))
     return 0
 
 

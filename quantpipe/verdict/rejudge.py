@@ -14,6 +14,7 @@ from quantpipe.evaluate.items import ItemResult
 from quantpipe.formats.digests import artifact_digest, file_stamps, tree_digest
 from quantpipe.gate.judge import GateResult, Verdict
 from quantpipe.gate.record import (
+    ARTIFACT_FOLDER,
     GATE_NAME,
     REPORT_NAME,
     read_gate_json,
@@ -51,7 +52,7 @@ def _section_digest(recipe: Recipe, name: str) -> str:
 
 
 def rejudge(recipe: Recipe) -> GateResult:
-    """Judge what is stored under ``recipe.output`` of the artifact there, and write ``gate.json`` and ``report.md`` anew.
+    """Judge what is stored under ``recipe.output`` of the artifact there; write ``gate.json`` and ``report.md`` anew.
 
     RecipeError without limits, for limits on what no item has, and for a limit on what was not measured. DataError
     where the results are missing, or of anything else than the recipe, the artifact and the evals as they are now.
