@@ -207,6 +207,7 @@ def verify(artifact: Path) -> int:
     help="Any other setting of the engine, such as max_prefill_chunk=128 (docs/serving.md). May be repeated.",
 )
 @click.option("--skip-verify", is_flag=True, help="Start without checking digests: faster for large models.")
+@click.option("--allow-ungated", is_flag=True, help="Serve an artifact without a passing verdict on its files, too.")
 @front_arguments
 def serve(
     artifact: Path,
@@ -229,6 +230,7 @@ def serve(
     activations: "Activations",
     engine_settings: tuple[str, ...],
     skip_verify: bool,
+    allow_ungated: bool,
     front: "FrontOptions",
 ) -> None:
     """Serve ARTIFACT over the OpenAI API until interrupted."""
@@ -250,8 +252,11 @@ def serve(
     }
     settings = flags | read_settings(engine_settings, flags)
     with _garbage_kept():
+        from quantpipe.serve.gate_check import require_verdict
         from quantpipe.serve.server import run_server
 
+        if (note := require_verdict(artifact, allow_ungated, not skip_verify)) is not None:
+            click.echo(f"serve: {note}", err=True)
         run_server(artifact, settings, host, port, model_name, not skip_verify, front)
 
 

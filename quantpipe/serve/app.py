@@ -98,7 +98,7 @@ def create_app(
     _add_generation_routes(app, service)
     _add_token_routes(app, service)
     _add_model_routes(app, service)
-    _add_operations_routes(app, service)
+    _add_operations_routes(app, service, read_facts)
     _add_stats_route(app, service, queue, read_facts)
     _add_page(app)
     describe_truly(app)
@@ -150,8 +150,8 @@ def _add_model_routes(app: FastAPI, service: Service) -> None:
         return model()
 
 
-def _add_operations_routes(app: FastAPI, service: Service) -> None:
-    add_health_routes(app, service.engine_loop)
+def _add_operations_routes(app: FastAPI, service: Service, read_facts: Callable[[], ServedFacts | None]) -> None:
+    add_health_routes(app, service.engine_loop, read_facts)
 
     @app.get("/metrics", response_class=PlainTextResponse, responses=errors(401))
     async def metrics() -> Response:

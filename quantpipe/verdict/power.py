@@ -74,9 +74,8 @@ def _of_drop(entry: GateLimit, results: Results | None, num_items: int) -> Power
     head = f"margin {100 * margin:.2g} point{'s' * (round(100 * margin, 9) != 1)}, n = {num_items:,}"
     if found.needed is None or found.least is None:
         return _row(entry, num_items, None, f"{head}: no number of items can show that nothing at all is lost")
-    fails = (
-        f"fails losses of {100 * found.failed_frac:.2g} points or more" if found.failed_frac < 1 else "fails nothing"
-    )
+    can_fail = found.failed_frac < 1
+    fails = f"fails losses of {100 * found.failed_frac:.2g} points or more" if can_fail else "fails no loss for sure"
     if found.is_enough:
         text = f"{head}: enough; {fails}"
     elif found.can_pass:

@@ -129,7 +129,9 @@ def test_one_flipped_bit_is_never_released_or_served(
     recipe = ["gate", str(finished / "recipe.yaml"), "--quiet", "--set", f"output={tmp_path / 'out'}"]
     assert cli.run([*recipe, "--artifact", str(flipped)]) == 4
     capsys.readouterr()
-    assert cli.run(["serve", str(flipped), "--port", "0"]) == 3
+    assert cli.run(["serve", str(flipped), "--port", "0"]) == 4  # no verdict lies beside it
+    assert "no verdict on these files" in capsys.readouterr().err
+    assert cli.run(["serve", str(flipped), "--port", "0", "--allow-ungated"]) == 3
     assert "differs from its digest" in capsys.readouterr().err
 
 
@@ -166,7 +168,7 @@ def test_an_incomplete_artifact_is_refused_before_anything_is_measured(
     save_file(tensors, broken / "model.safetensors", metadata={"format": "pt"})
     for command in (
         ["verify", str(broken)],
-        ["serve", str(broken), "--port", "0"],
+        ["serve", str(broken), "--port", "0", "--allow-ungated"],
         ["gate", str(finished / "recipe.yaml"), "--artifact", str(broken), "--quiet"],
     ):
         assert cli.run(command) == 3
