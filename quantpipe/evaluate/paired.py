@@ -76,8 +76,8 @@ def paired_recovery(
 ) -> Measurement:
     """``accuracy_recovery``: mean score of the candidate / mean score of the baseline, same items.
 
-    Right or wrong items: Bonett and Price's interval on effective counts. Scores in between: Fieller's, with clusters
-    as units. The value is NaN where the baseline scored nothing, so that no limit passes. DataError as in
+    Right or wrong items: the score interval of the ratio, on effective counts. Scores in between: Fieller's, with
+    clusters as units. The value is NaN where the baseline scored nothing, so that no limit passes. DataError as in
     ``paired_accuracy``.
     """
     base_N, cand_N, cluster_of_N = _paired(base_scores, cand_scores, clusters)
@@ -89,7 +89,7 @@ def paired_recovery(
         num_both, num_lost, num_gained = float((base_N * cand_N).sum()), float((loss_N > 0).sum()), (loss_N < 0).sum()
         critical = t_quantile(confidence, num_clusters)
         low, high = ratio_interval(num_both / effect, num_lost / effect, float(num_gained) / effect, critical)
-        how = "Bonett-Price interval"
+        how = "score interval"
     else:
         low, high = fieller_interval(cand_N, base_N, cluster_of_N, confidence)
         if base_mean > 0:  # and no surer than the loss is, which allows for losses not seen
@@ -160,10 +160,9 @@ def _paired(
         raise DataError(f"paired accuracy: {len(names)} independent clusters of items; at least 2 are needed")
     base_N, cand_N = np.asarray(base, dtype=np.float64), np.asarray(cand, dtype=np.float64)
     for scores_N in (base_N, cand_N):
-        if not ((scores_N >= 0) & (scores_N <= 1)).all():  # NaN is neither
-            raise DataError(
-                f"paired accuracy: a score is {scores_N[~((scores_N >= 0) & (scores_N <= 1))][0]}, not 0 to 1"
-            )
+        bad_N = ~((scores_N >= 0) & (scores_N <= 1))  # NaN, too
+        if bad_N.any():
+            raise DataError(f"paired accuracy: a score is {scores_N[bad_N][0]}; scores are from 0 to 1")
     return base_N, cand_N, cluster_of_N
 
 

@@ -113,7 +113,8 @@ def _previous_problems(data: Mapping[str, Any]) -> Iterator[Problem]:
     """An earlier release is named where a limit is against it, and only there; it is not the one that is made."""
     gate, written = data.get("gate"), data.get("previous_release")
     entries = gate if isinstance(gate, list) else []
-    asked = [i for i, entry in enumerate(entries) if value_at(entry, ("vs",)) == "previous-release"]
+    against = [i for i, entry in enumerate(entries) if value_at(entry, ("vs",)) == "previous-release"]
+    asked = [i for i in against if value_at(entries[i], ("metric",)) in (ACCURACY, POINTS, RECOVERY)]
     path = ("previous_release",)
     if asked and written is None:
         text = "there is no earlier release to compare with; add previous_release: <folder of its run>"
@@ -166,8 +167,9 @@ def _limit_problems(path: KeyPath, metric: Metric, side: str, bound: Any) -> Ite
     if same not in names:
         return  # reported as an unknown key
     if same != ("max" if metric.better == "lower" else "min"):
-        wanted = names[same]
-        yield Problem((*path, side), f"found a {side}; {metric.better} is better, so give a {wanted}", at_key=True)
+        article = "a " if side == same else ""
+        text = f"found {article}{side}; {metric.better} is better, so give {article}{names[same]}"
+        yield Problem((*path, side), text, at_key=True)
     is_legal, legal = _LEGAL_BOUNDS[metric.unit]
     if isinstance(bound, (int, float)) and math.isfinite(bound) and not is_legal(bound):
         yield Problem((*path, side), f"found {bound:g} ({metric.unit}); allowed: {legal}")
