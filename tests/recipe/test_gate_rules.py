@@ -145,3 +145,12 @@ def test_earlier_release_without_a_limit_and_correction_without_a_gate_are_refus
     (folder / "r.yaml").write_text(RECIPE.replace("gate:\n", "correction: holm\n"))
     with pytest.raises(RecipeError, match=r"r\.yaml:9:1: correction: there is no gate whose checks"):
         load_recipe(folder / "r.yaml")
+
+
+def test_the_example_of_the_documentation_is_legal(folder: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "gate.md").read_text(encoding="utf-8")
+    example = text.split("```yaml\n", 1)[1].split("```", 1)[0]
+    (folder / "r.yaml").write_text(RECIPE.removesuffix("gate:\n") + example)
+    limits = load_recipe(folder / "r.yaml").limits
+    assert [entry.vs for entry in limits] == ["baseline", "previous-release", "absolute", "baseline"]
+    assert limits[1].waiver is not None and limits[1].min_items == 100
