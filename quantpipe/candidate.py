@@ -29,9 +29,8 @@ from quantpipe.errors import ArtifactError, DataError, QuantpipeError, RecipeErr
 from quantpipe.evaluate.parity import check_parity, compares_served, memory_shortage, require_parity
 from quantpipe.formats.artifact import Artifact, verify
 from quantpipe.formats.artifact_writer import estimated_bytes, write_artifact
-from quantpipe.formats.digests import file_digest
-from quantpipe.formats.kv_scales import KV_SCALES_NAME
-from quantpipe.gate.record import library_versions, withdraw_verdict, write_text_atomically
+from quantpipe.formats.digests import KV_SCALES_NAME, file_digest
+from quantpipe.gate.record import ARTIFACT_FOLDER, library_versions, withdraw_verdict, write_text_atomically
 from quantpipe.gate.report import ParityRow
 from quantpipe.quantize.by_recipe import (
     Quantization,
@@ -56,7 +55,6 @@ from quantpipe.recipe.schema import Recipe
 from quantpipe.report import Reporter
 from quantpipe.sources.base_model import BaseModel
 
-ARTIFACT_FOLDER = "artifact"
 PARITY_NAME = "parity.json"
 # What a run has done so far; empty once the artifact is written.
 WORK_FOLDER = "work"

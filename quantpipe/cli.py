@@ -21,6 +21,7 @@ from quantpipe.cache import cache_folder
 from quantpipe.cli_bench import bench
 from quantpipe.cli_calibrate import calibrate
 from quantpipe.cli_front import front_arguments, serve_key
+from quantpipe.cli_gate import gate, show_verdict
 from quantpipe.cli_options import (
     engine_option,
     naming_options,
@@ -36,7 +37,6 @@ from quantpipe.errors import EXIT_DATA, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_PA
 
 if TYPE_CHECKING:
     from quantpipe.backends.protocol import Activations
-    from quantpipe.gate.judge import GateResult
     from quantpipe.serve.front_options import FrontOptions
 
 EXIT_BROKEN_PIPE = 141  # as a shell reports a process that wrote to a closed pipe
@@ -85,6 +85,7 @@ def commands(context: click.Context, debug: bool) -> None:
 commands.add_command(calibrate)
 commands.add_command(bench)
 commands.add_command(doctor)
+commands.add_command(gate)
 commands.add_command(serve_key)
 
 
@@ -122,7 +123,7 @@ def run_command(recipe: Path, overrides: Sequence[str], quiet: bool) -> int:
     reporter = open_reporter(quiet)
     from quantpipe.pipeline import run_recipe
 
-    return _show_verdict(run_recipe(loaded, recipe, cache_folder(), reporter), loaded.output)
+    return show_verdict(run_recipe(loaded, recipe, cache_folder(), reporter), loaded.output)
 
 
 @commands.command("quantize")
@@ -135,22 +136,6 @@ def quantize_command(recipe: Path, overrides: Sequence[str], quiet: bool) -> Non
     from quantpipe.pipeline import quantize_recipe
 
     click.echo(quantize_recipe(loaded, cache_folder(), reporter).artifact.folder)
-
-
-@commands.command()
-@recipe_arguments
-@click.option(
-    "--artifact", required=True, type=click.Path(path_type=Path), help="Model folder to judge, quantized or ordinary."
-)
-@click.option("--quiet", is_flag=True, help="Print the verdict only.")
-def gate(recipe: Path, overrides: Sequence[str], artifact: Path, quiet: bool) -> int:
-    """Judge a model folder that exists already by RECIPE; write the verdict to gate-<folder> under its output."""
-    loaded = read_recipe(recipe, overrides)
-    reporter = open_reporter(quiet)
-    from quantpipe.pipeline import gate_artifact, gate_folder
-
-    result = gate_artifact(loaded, recipe, artifact, cache_folder(), reporter)
-    return _show_verdict(result, gate_folder(loaded, artifact))
 
 
 @commands.command()
@@ -223,6 +208,7 @@ def verify(artifact: Path) -> int:
 )
 @engine_option
 @click.option("--skip-verify", is_flag=True, help="Start without checking digests: faster for large models.")
+@click.option("--allow-ungated", is_flag=True, help="Serve an artifact without a passing verdict on its files, too.")
 @front_arguments
 def serve(
     artifacts: tuple[Path, ...],
@@ -245,6 +231,7 @@ def serve(
     activations: "Activations",
     engine_settings: tuple[str, ...],
     skip_verify: bool,
+    allow_ungated: bool,
     front: "FrontOptions",
 ) -> None:
     """Serve ARTIFACT, or two of them side by side, over the OpenAI API until interrupted."""
@@ -266,8 +253,12 @@ def serve(
     }
     settings = flags | read_settings(engine_settings, flags)
     with _garbage_kept(), naming_options(flags):
+        from quantpipe.serve.gate_check import require_verdict
         from quantpipe.serve.server import run_server
 
+        for artifact in artifacts:
+            if (note := require_verdict(artifact, allow_ungated, not skip_verify)) is not None:
+                click.echo(f"serve: {note}", err=True)
         run_server(artifacts, settings, host, port, model_name, not skip_verify, front)
 
 
@@ -282,17 +273,6 @@ def _garbage_kept() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-
-
-def _show_verdict(result: "GateResult", output: Path) -> int:
-    from rich.console import Console
-
-    from quantpipe.gate.report import render_table
-
-    console = Console()
-    console.print(render_table(result))
-    console.print(f"{result.verdict}: report in {output / 'report.md'}", highlight=False, soft_wrap=True)
-    return result.verdict.exit_code
 
 
 def main() -> None:

@@ -29,12 +29,11 @@ def recipe_arguments(command: Command) -> Command:
 
 def read_recipe(path: Path, overrides: Sequence[str], needs_gate: bool = False) -> "Recipe":
     """The recipe, checked together with the calibration set that it names or holds: no row is read."""
-    from quantpipe.recipe.gate_section import require_gate
     from quantpipe.recipe.schema import load_recipe
 
     recipe = load_recipe(path, overrides)
     if needs_gate:  # before anything heavy is imported
-        require_gate(recipe)
+        recipe.require_gate()
     if recipe.calibration is not None:
         from quantpipe.calibration.definition.set_definition import SetDefinition, set_of_recipe
         from quantpipe.calibration.readers.files import require_files

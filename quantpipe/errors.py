@@ -41,6 +41,12 @@ class UnservedError(ArtifactError):
     """A model folder is sound, and of a kind that the bundled runtime does not serve."""
 
 
+class UngatedError(QuantpipeError):
+    """An artifact may not be served: no verdict, or none that passed, is about its files."""
+
+    exit_code = EXIT_GATE_FAILED
+
+
 class RequestError(QuantpipeError):
     """One request to the engine is malformed or can never be served; other requests are unharmed.
 

@@ -4,12 +4,13 @@ The quantizer's model in memory is not reachable from here: what is judged is wh
 """
 
 import hashlib
+import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from quantpipe.bench.latency import num_text_tokens, run_bench
+from quantpipe.bench.latency import BenchResult, num_text_tokens, paired_figures, run_bench
 from quantpipe.bench.workload import vocabulary_text
 from quantpipe.cache import cache_folder
 from quantpipe.calibration.calibration_set import BuildContext
@@ -20,30 +21,32 @@ from quantpipe.calibration.samples.self_text import WriteText
 from quantpipe.engine.config import EngineConfig
 from quantpipe.engine.engine import Engine
 from quantpipe.engine.tokenizer import Tokenizer
-from quantpipe.errors import DataError
+from quantpipe.errors import DataError, RecipeError, suggest
+from quantpipe.evaluate.comparison import compare
 from quantpipe.evaluate.divergence import DivergenceResult, measure_divergence, named_windows
 from quantpipe.evaluate.eval_texts import eval_texts
 from quantpipe.evaluate.items import SuiteResult
 from quantpipe.evaluate.outputs import OUTPUTS_NAMES, write_outputs
 from quantpipe.evaluate.result_cache import Asked, code_digest, run_suite_once, tokenizer_digest
-from quantpipe.evaluate.suite import Suite, check_suite, compare, load_suite
+from quantpipe.evaluate.suite import Suite, check_suite, load_suite
 from quantpipe.formats.artifact import Artifact, verify
-from quantpipe.gate.judge import GateResult, Limit, Measurement, judge
+from quantpipe.formats.digests import MANIFEST_NAME, file_digest
+from quantpipe.gate.judge import GateResult, Measurement
 from quantpipe.gate.record import (
-    GATE_NAME,
-    REPORT_NAME,
     RunContext,
+    engine_digest,
     library_versions,
     machine_facts,
     utc_now,
     withdraw_verdict,
-    write_gate_json,
-    write_text_atomically,
 )
-from quantpipe.gate.report import BenchRow, ParityRow, ReportSections, ScoreRow, render_markdown
-from quantpipe.recipe.schema import DivergenceSection, Recipe
+from quantpipe.gate.report import BenchRow, ParityRow, ReportSections
+from quantpipe.recipe.schema import BenchSection, DivergenceSection, Recipe
 from quantpipe.report import Reporter
 from quantpipe.sources.base_model import BaseModel
+from quantpipe.verdict.rejudge import read_previous, source_of, with_previous, write_verdict
+from quantpipe.verdict.results import Results, check_scopes, judge_results
+from quantpipe.verdict.stored import StoredRun, with_scores, write_results
 
 MAX_FAULTS_SHOWN = 5
 EXACT_CONFIDENCE = 0.99  # a count has no sampling error; the gate asks for some confidence below 1
@@ -73,29 +76,38 @@ class Questions:
 
 @dataclass(frozen=True)
 class Findings:
-    """What was measured, for the gate and for the report."""
+    """What was measured, for the gate, and besides for the report."""
 
-    measurements: tuple[Measurement, ...] = ()
+    results: Results
     divergence: tuple[tuple[str, str], ...] = ()
-    scores: tuple[ScoreRow, ...] = ()
     bench: tuple[BenchRow, ...] = ()
 
 
 def read_questions(recipe: Recipe, tokenizer_folder: Path, write: WriteText | None = None) -> Questions:
     """Load the suite, and cut the held-out text or the rows that the calibration set holds out.
 
-    ``write``: who writes the text of a set of ``kind: self``. DataError where anything is incomplete.
+    ``write``: who writes the text of a set of ``kind: self``. DataError where anything is incomplete, an earlier
+    release that limits are against included; RecipeError for a limit on a task that the suite has not.
     """
+    read_previous(recipe)
     section = recipe.evaluate
     if section is None:
         return Questions(None, ())
     suite, divergence = load_suite(section.suite), section.divergence
     check_suite(suite, tokenizer_folder)
+    _check_tasks(recipe, suite)
     if divergence is None:
         return Questions(suite, (), _texts(recipe, suite, None))
     if divergence.text is None:
         return _of_held_out(recipe, suite, _held_out(recipe, divergence, tokenizer_folder, write))
     return windows_of_text(Questions(suite, (), _texts(recipe, suite, divergence.text)), divergence, tokenizer_folder)
+
+
+def _check_tasks(recipe: Recipe, suite: Suite) -> None:
+    names = [task.name for task in suite.tasks]
+    for number, entry in enumerate(recipe.limits):
+        if entry.task is not None and entry.task not in names:
+            raise RecipeError(f"gate[{number}].task: the suite has no task '{entry.task}'{suggest(entry.task, names)}")
 
 
 def read_texts(recipe: Recipe, tokenizer_folder: Path, write: WriteText | None = None) -> tuple[EvalText, ...]:
@@ -160,27 +172,22 @@ def judge_candidate(
     for note in dict.fromkeys((*baseline.backend_notes, *candidate.backend_notes)):
         reporter.note(note)
     findings = _measure(recipe, base, baseline, candidate, folder, questions, output, reporter)
-    expected = dict.fromkeys(("mean_kl", "perplexity_ratio", "top1_agreement"), len(questions.windows))
-    if questions.suite is not None:
-        expected["accuracy_loss_points"] = questions.suite.num_items
-    limits, measurements, faults = dict(recipe.gate), list(findings.measurements), manifest_faults(artifact)
-    if faults is not None:
-        limits.setdefault("manifest_mismatches", Limit(max=0.0))
-        measurements.append(_counted_faults(artifact, faults))
-    result = judge(limits, measurements, expected)
-    context = _context(recipe, base, artifact, candidate)
+    faults = manifest_faults(artifact)
+    mismatches = None if faults is None else _counted_faults(artifact, faults)
+    results = replace(findings.results, mismatches=mismatches)
     sections = ReportSections(
-        context,
+        _context(recipe, base, artifact, candidate, questions),
         notes=(*(faults or ())[:MAX_FAULTS_SHOWN], *_notes(base, baseline, candidate), *questions.notes),
         divergence=findings.divergence,
-        scores=findings.scores,
         bench=findings.bench,
         parity=parity,
         quantization=quantization,
         commands=commands,
     )
-    write_gate_json(output / GATE_NAME, result, context)
-    write_text_atomically(output / REPORT_NAME, render_markdown(result, sections))
+    run = StoredRun(results, source_of(recipe, folder), with_scores(sections, results))
+    write_results(output, run)  # before they are judged: what was measured is not lost by a limit on nothing
+    result = judge_results(recipe, with_previous(recipe, results))
+    write_verdict(output, result, run)
     return result
 
 
@@ -194,35 +201,44 @@ def _measure(
     output: Path,
     reporter: Reporter,
 ) -> Findings:
-    measurements: list[Measurement] = []
     facts: tuple[tuple[str, str], ...] = ()
-    scores: tuple[ScoreRow, ...] = ()
     bench: tuple[BenchRow, ...] = ()
+    results = Results(num_windows=len(questions.windows))
     tokenizer = Tokenizer.open(folder)
     if questions.windows:
         reporter.stage(f"divergence on {len(questions.windows)} windows of {len(questions.windows[0])} tokens")
         divergence = measure_divergence(baseline, candidate, questions.windows, progress=reporter.progress)
-        measurements += divergence.measurements
+        results = replace(results, windows=divergence.windows)
         facts = divergence_facts(divergence)
     if questions.suite is not None:
         reporter.stage(f"suite {questions.suite.name}: {questions.suite.num_items} items, base then candidate")
         base_result = _answers("baseline", baseline, base.folder, folder, questions.suite, output, reporter)
+        check_scopes(recipe, base_result.items)
         candidate_result = _answers("candidate", candidate, folder, folder, questions.suite, output, reporter)
-        measurements.append(compare(base_result, candidate_result))
-        scores = score_rows(base_result, candidate_result)
+        comparison = compare(base_result, candidate_result)
+        results = replace(results, comparison=comparison, num_items=questions.suite.num_items)
     if recipe.bench is not None:
-        levels = ", ".join(str(c) for c in recipe.bench.concurrency)
-        reporter.stage(f"bench at concurrency {levels}, base and candidate in turns")
-        text = [token_id for window in questions.windows for token_id in window]
-        if len(text) < num_text_tokens(recipe.bench):
-            reporter.note("prompts are drawn from the vocabulary: the held-out text is too short to cut them from")
-            special = [i for i in (tokenizer.bos_token_id, tokenizer.eos_token_id) if i is not None]
-            length = 8 * num_text_tokens(recipe.bench)
-            text = list(vocabulary_text(tokenizer.vocab_size, special, length, recipe.bench.seed))
-        timed = run_bench({"baseline": baseline, "candidate": candidate}, recipe.bench, text, reporter.progress)
-        measurements += timed.measurements
+        timed = _bench(recipe.bench, baseline, candidate, tokenizer, questions, reporter)
+        results = replace(results, bench=paired_figures(timed.runs))
         bench = timed.summary()
-    return Findings(tuple(measurements), facts, scores, bench)
+    return Findings(results, facts, bench)
+
+
+def _bench(
+    section: BenchSection,
+    baseline: Engine,
+    candidate: Engine,
+    tokenizer: Tokenizer,
+    questions: Questions,
+    reporter: Reporter,
+) -> BenchResult:
+    reporter.stage(f"bench at concurrency {', '.join(map(str, section.concurrency))}, base and candidate in turns")
+    text = [token_id for window in questions.windows for token_id in window]
+    if len(text) < num_text_tokens(section):
+        reporter.note("prompts are drawn from the vocabulary: the held-out text is too short to cut them from")
+        special = [i for i in (tokenizer.bos_token_id, tokenizer.eos_token_id) if i is not None]
+        text = list(vocabulary_text(tokenizer.vocab_size, special, 8 * num_text_tokens(section), section.seed))
+    return run_bench({"baseline": baseline, "candidate": candidate}, section, text, reporter.progress)
 
 
 def _answers(
@@ -267,25 +283,6 @@ def _counted_faults(artifact: Artifact, faults: Sequence[str]) -> Measurement:
     )
 
 
-def score_rows(base: SuiteResult, candidate: SuiteResult) -> tuple[ScoreRow, ...]:
-    """Right items per domain, and how many flipped each way."""
-    rows = []
-    pairs = list(zip(base.items, candidate.items, strict=True))
-    for domain in dict.fromkeys(item.domain for item in base.items):
-        chosen = [(b.correct, c.correct) for b, c in pairs if b.domain == domain]
-        rows.append(
-            ScoreRow(
-                domain,
-                len(chosen),
-                sum(b for b, _ in chosen),
-                sum(c for _, c in chosen),
-                sum(b and not c for b, c in chosen),
-                sum(c and not b for b, c in chosen),
-            )
-        )
-    return tuple(rows)
-
-
 def _held_out(recipe: Recipe, section: DivergenceSection, tokenizer_folder: Path, write: WriteText | None) -> HeldOut:
     """Windows of the rows that the recipe's set holds out: the same for every seed of the calibration."""
     definition = set_of_recipe(recipe)
@@ -298,19 +295,27 @@ def _held_out(recipe: Recipe, section: DivergenceSection, tokenizer_folder: Path
         return read_held_out(definition, tokenizer_folder, section.num_windows, section.window_tokens, context=context)
 
 
-def _context(recipe: Recipe, base: BaseModel, artifact: Artifact, candidate: Engine) -> RunContext:
+def _context(
+    recipe: Recipe, base: BaseModel, artifact: Artifact, candidate: Engine, questions: Questions
+) -> RunContext:
     settings = asdict(candidate.config) | {"kv_dtype": candidate.kv_dtype, "max_model_len": candidate.max_model_len}
-    recipe_text = "\n".join((recipe.source_text, *recipe.overrides))
+    manifest, versions, now = artifact.folder / MANIFEST_NAME, library_versions(), utc_now()
+    windows = json.dumps([list(map(int, window)) for window in questions.windows])
     return RunContext(
         recipe_name=recipe.name,
-        recipe_digest=hashlib.sha256(recipe_text.encode()).hexdigest(),
+        recipe_digest=recipe.digest,
         artifact_digest=artifact.digest,
         base_digest=base.digest,
         base_origin=base.origin,
         engine=settings,
-        versions=library_versions(),
+        versions=versions,
         machine=machine_facts(),
-        date=utc_now(),
+        date=now,
+        suite_digest="" if questions.suite is None else questions.suite.digest,
+        text_digest=hashlib.sha256(windows.encode()).hexdigest() if questions.windows else "",
+        engine_digest=engine_digest(settings, versions),
+        manifest_digest="" if artifact.manifest is None else file_digest(manifest),
+        measured=now,
     )
 
 

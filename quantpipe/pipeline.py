@@ -29,7 +29,6 @@ from quantpipe.models.description import DecoderDescription
 from quantpipe.models.weights import check_tensors
 from quantpipe.quantize.model.architecture import check_architectures
 from quantpipe.quantize.model.loading import check_supported
-from quantpipe.recipe.gate_section import require_gate
 from quantpipe.recipe.lengths import check_length
 from quantpipe.recipe.lines import naming_lines
 from quantpipe.recipe.schema import Recipe
@@ -42,7 +41,7 @@ def run_recipe(recipe: Recipe, recipe_path: Path, cache_folder: Path, reporter: 
 
     Raises RecipeError at once for a recipe without limits to judge by.
     """
-    require_gate(recipe)
+    recipe.require_gate()
     with naming_lines(recipe), only_run(recipe.output):
         return _run(recipe, recipe_path, cache_folder, reporter)
 
@@ -84,7 +83,7 @@ def gate_artifact(
     The verdict goes to ``gate_folder``, not to ``recipe.output``, whose own verdict is about another artifact. Raises
     RecipeError at once for a recipe without limits to judge by.
     """
-    require_gate(recipe)
+    recipe.require_gate()
     with naming_lines(recipe):
         base = resolve_served(recipe, cache_folder, reporter)
         check_settings(engine_config(recipe), describe(Artifact.open(artifact)))

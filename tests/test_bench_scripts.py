@@ -231,3 +231,30 @@ def test_soak_calls_a_wrong_reply_a_fault() -> None:
     assert any("whole: WrongReplyError: status 500" in fault for fault in found.faults)
     assert any("stream: WrongReplyError: status 500" in fault for fault in found.faults)
     assert found.counts["bad"] == found.counts["whole"] == found.counts["stream"] == 0
+
+
+@pytest.mark.usefixtures("bench_modules")
+@pytest.mark.parametrize("cluster_size", [1, 5])
+@pytest.mark.parametrize(("num_items", "margin", "discordance"), [(200, 0.02, 0.05), (1000, 0.01, 0.05)])
+def test_the_gate_errs_in_no_more_than_one_suite_of_twenty(
+    num_items: int, margin: float, discordance: float, cluster_size: int
+) -> None:
+    from gate_error_rates import Case, error_rates  # type: ignore[import-not-found]
+
+    case = Case(num_items, margin, discordance, cluster_size)
+    false_pass, false_fail, right_pass = error_rates(case, num_draws=800, shared=0.5, seed=1)
+    noise = 3 * (0.05 * 0.95 / 800) ** 0.5
+    assert false_pass <= 0.05 + noise and false_fail <= 0.05 + noise
+    assert right_pass > false_pass + 0.05  # and it does tell them apart
+
+
+@pytest.mark.usefixtures("bench_modules")
+def test_error_rates_are_a_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--items", 50, "--margins", 5, "--discordances", 0.02, 0.05, "--draws", 20]
+    monkeypatch.setattr(sys, "argv", ["gate_error_rates", *map(str, options)])
+    importlib.import_module("gate_error_rates").main()
+    lines = capsys.readouterr().out.strip().splitlines()
+    assert [line.strip("| ").split(" | ")[:4] for line in lines[4:]] == [
+        ["50", "5", "5 %", "1"],
+        ["50", "5", "5 %", "5"],
+    ]

@@ -11,8 +11,7 @@ from quantpipe.engine.config import EngineConfig
 from quantpipe.engine.policies import POLICIES
 from quantpipe.engine.speculative.drafter import DRAFTERS, NO_DRAFTER
 from quantpipe.errors import DataError
-from quantpipe.evaluate.items import ItemResult, SuiteResult
-from quantpipe.judgement import engine_config, read_compared, read_questions, read_texts, score_rows
+from quantpipe.judgement import engine_config, read_compared, read_questions, read_texts
 from quantpipe.recipe.engine_section import SET_ELSEWHERE, EngineSection
 from quantpipe.recipe.schema import Recipe
 
@@ -153,18 +152,3 @@ def test_a_domain_of_the_held_out_rows_without_a_window_is_noted(tmp_path: Path,
 def test_set_that_holds_nothing_out_cannot_be_evaluated_on(tmp_path: Path, tiny_llama: Path) -> None:
     with pytest.raises(DataError, match="nothing is held out to evaluate on; add holdout"):
         read_questions(calibrated(tmp_path, ""), tiny_llama)
-
-
-def test_scores_count_flips_in_both_directions() -> None:
-    def result(*correct: bool) -> SuiteResult:
-        items = (
-            ItemResult("t", str(n), "code" if n < 3 else "prose", str(n), float(right), "same", "")
-            for n, right in enumerate(correct)
-        )
-        return SuiteResult("s", "d", tuple(items))
-
-    rows = score_rows(result(True, True, False, True), result(False, True, True, True))
-    assert [(r.task, r.num_items, r.baseline_correct, r.candidate_correct, r.num_lost, r.num_gained) for r in rows] == [
-        ("code", 3, 2, 2, 1, 1),
-        ("prose", 1, 1, 1, 0, 0),
-    ]

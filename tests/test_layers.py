@@ -15,8 +15,9 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("backends",),
     ("quantize", "engine"),
     ("evaluate", "bench", "guided", "serve", "doctor"),
+    ("verdict",),
     ("calibrate", "candidate", "completion", "judgement", "llm", "pipeline"),
-    ("cli", "cli_arms", "cli_bench", "cli_calibrate", "cli_front", "cli_options", "cli_traceback"),
+    ("cli", "cli_arms", "cli_bench", "cli_calibrate", "cli_front", "cli_gate", "cli_options", "cli_traceback"),
 )
 ROW_OF = {name: row for row, names in enumerate(ROWS) for name in names}
 SIBLINGS_APART = {"quantize", "engine"}

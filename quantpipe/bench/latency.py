@@ -18,7 +18,8 @@ from scipy.special import stdtrit
 from quantpipe.bench.workload import text_prompts
 from quantpipe.engine.request import RequestOutput, SamplingParams, StepOutput
 from quantpipe.errors import DataError, RecipeError
-from quantpipe.gate.judge import Measurement, metric_of
+from quantpipe.gate.judge import Measurement
+from quantpipe.gate.metrics import metric_of
 from quantpipe.gate.report import BenchRow
 from quantpipe.recipe.schema import BenchSection
 from quantpipe.report import Progress, no_progress
@@ -233,9 +234,9 @@ def _checked_times(
     return times, max(stamp.last_s for stamp in stamps) - started_s
 
 
-def ratios(runs: Sequence[BenchRun]) -> list[Measurement]:
-    """Candidate / baseline of each figure at each concurrency, paired within repeats."""
-    measurements = []
+def paired_figures(runs: Sequence[BenchRun]) -> dict[str, tuple[tuple[float, float], ...]]:
+    """(baseline, candidate) of each figure at each concurrency, one pair for each repeat."""
+    found: dict[str, tuple[tuple[float, float], ...]] = {}
     for concurrency in dict.fromkeys(run.concurrency for run in runs):
         at = [run for run in runs if run.concurrency == concurrency]
         baseline = sorted((run for run in at if run.engine == BASELINE), key=lambda run: run.repeat)
@@ -246,11 +247,16 @@ def ratios(runs: Sequence[BenchRun]) -> list[Measurement]:
             "tpot_ratio": [(b.tpot_p50_s, c.tpot_p50_s) for b, c in pairs],
             "output_tok_s_ratio": [(b.output_tok_s, c.output_tok_s) for b, c in pairs],
         }
-        measurements += [paired_ratio(f"{metric}_c{concurrency}", values) for metric, values in figures.items()]
-    return measurements
+        found |= {f"{metric}_c{concurrency}": tuple(values) for metric, values in figures.items()}
+    return found
 
 
-def paired_ratio(name: str, pairs: Sequence[tuple[float, float]]) -> Measurement:
+def ratios(runs: Sequence[BenchRun]) -> list[Measurement]:
+    """Candidate / baseline of each figure at each concurrency, paired within repeats."""
+    return [paired_ratio(name, pairs) for name, pairs in paired_figures(runs).items()]
+
+
+def paired_ratio(name: str, pairs: Sequence[tuple[float, float]], confidence: float = CONFIDENCE) -> Measurement:
     """Geometric mean of candidate / baseline over repeats, with the t interval of the mean log ratio.
 
     One repeat has no spread, so no interval: ``[-inf, inf]``, which no limit can pass or fail.
@@ -259,13 +265,13 @@ def paired_ratio(name: str, pairs: Sequence[tuple[float, float]]) -> Measurement
     mean = fmean(logs)
     low, high = -math.inf, math.inf
     if len(logs) > 1:
-        half = float(stdtrit(len(logs) - 1, (1 + CONFIDENCE) / 2)) * stdev(logs) / math.sqrt(len(logs))
+        half = float(stdtrit(len(logs) - 1, (1 + confidence) / 2)) * stdev(logs) / math.sqrt(len(logs))
         low, high = math.exp(mean - half), _exp(mean + half)
     medians = [percentile(column, 50) for column in zip(*pairs, strict=True)]
     detail = f"baseline {medians[0]:.4g}, candidate {medians[1]:.4g} (medians over repeats)"
     metric = metric_of(name)
     unit = metric.unit if metric is not None else "ratio"
-    return Measurement(name, math.exp(mean), low, high, CONFIDENCE, len(logs), unit, detail)
+    return Measurement(name, math.exp(mean), low, high, confidence, len(logs), unit, detail)
 
 
 def _exp(x: float) -> float:

@@ -10,31 +10,14 @@ from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from quantpipe.errors import DataError
-from quantpipe.evaluate.intervals import (
-    DEFAULT_CONFIDENCE,
-    design_effect,
-    t_interval,
-    t_quantile,
-    wilson_interval,
-)
+from quantpipe.evaluate.intervals import DEFAULT_CONFIDENCE
 from quantpipe.evaluate.served import ServedModel, TextCodec
 from quantpipe.evaluate.window_logits import Positions, compare_window
+from quantpipe.evaluate.window_rows import WindowRow, measure_windows
 from quantpipe.gate.judge import Measurement
 from quantpipe.report import Progress, no_progress
-
-
-@dataclass(frozen=True)
-class WindowRow:
-    """One window: means over its predicted positions (``max_kl``: the largest), in nats where not a fraction."""
-
-    base_nll: float
-    cand_nll: float
-    mean_kl: float
-    max_kl: float
-    top1_agreement: float
 
 
 @dataclass(frozen=True)
@@ -84,69 +67,18 @@ def _summarise(compared: Sequence[Positions], confidence: float) -> DivergenceRe
             mean_kl=float(p.kl_T.mean()),
             max_kl=float(p.kl_T.max()),
             top1_agreement=float(p.agrees_T.mean()),
+            num_positions=len(p.agrees_T),
         )
         for p in compared
     )
     kl_N = np.concatenate([p.kl_T for p in compared])
     return DivergenceResult(
-        measurements=(
-            _perplexity_ratio(rows, confidence),
-            _mean_kl(rows, confidence),
-            _top1_agreement([p.agrees_T for p in compared], confidence),
-        ),
+        measurements=measure_windows(rows, confidence),
         windows=rows,
         base_perplexity=math.exp(np.mean([row.base_nll for row in rows])),
         cand_perplexity=math.exp(np.mean([row.cand_nll for row in rows])),
         median_kl=float(np.median(kl_N)),
         p99_kl=float(np.quantile(kl_N, 0.99)),
-    )
-
-
-def _perplexity_ratio(rows: Sequence[WindowRow], confidence: float) -> Measurement:
-    """exp(mean nll of the candidate - mean nll of the baseline); the interval is Student's t on the log."""
-    log_ratios_W = np.array([row.cand_nll - row.base_nll for row in rows])
-    low, high = t_interval(log_ratios_W, confidence)
-    return Measurement(
-        name="perplexity_ratio",
-        value=math.exp(log_ratios_W.mean()),
-        low=math.exp(low),
-        high=math.exp(high),
-        confidence=confidence,
-        num_samples=len(rows),
-        unit="ratio",
-        detail="t interval of the log ratio over windows",
-    )
-
-
-def _mean_kl(rows: Sequence[WindowRow], confidence: float) -> Measurement:
-    kl_W = np.array([row.mean_kl for row in rows])
-    low, high = t_interval(kl_W, confidence)
-    return Measurement(
-        name="mean_kl",
-        value=float(kl_W.mean()),
-        low=max(low, 0.0),
-        high=high,
-        confidence=confidence,
-        num_samples=len(rows),
-        unit="nats",
-        detail="t interval over window means of KL(baseline || candidate)",
-    )
-
-
-def _top1_agreement(agrees_WT: Sequence[npt.NDArray[np.bool_]], confidence: float) -> Measurement:
-    hits_N = np.concatenate(agrees_WT).astype(np.float64)
-    window_of_N = np.repeat(np.arange(len(agrees_WT)), [len(agrees_T) for agrees_T in agrees_WT])
-    effect = design_effect(hits_N, window_of_N, pull=0.0)  # positions of a window depend on each other little
-    low, high = wilson_interval(hits_N.sum() / effect, len(hits_N) / effect, t_quantile(confidence, len(agrees_WT)))
-    return Measurement(
-        name="top1_agreement",
-        value=float(hits_N.mean()),
-        low=low,
-        high=high,
-        confidence=confidence,
-        num_samples=len(agrees_WT),
-        unit="fraction",
-        detail=f"{len(hits_N):,} positions; Wilson score interval, windows as clusters, design effect {effect:.2f}",
     )
 
 

@@ -39,6 +39,11 @@ class EvalTask:
         return tuple(str(doc["id"]) for doc in self.docs)
 
     @property
+    def item_slices(self) -> tuple[Mapping[str, str], ...]:
+        """The slices that each item belongs to."""
+        return tuple({name: str(doc[name]) for name in ("domain", *self.slices)} for doc in self.docs)
+
+    @property
     def asked(self) -> Any:
         """Of ``content``, what the model is given."""
         target = self.config.get("doc_to_target")
@@ -70,6 +75,11 @@ class HubTask:
     @property
     def ids(self) -> tuple[str, ...]:
         return tuple(str(place) for place in self.places)
+
+    @property
+    def item_slices(self) -> tuple[Mapping[str, str], ...]:
+        """The slices that each item belongs to: none."""
+        return tuple({} for _ in self.docs)
 
     @property
     def asked(self) -> Any:

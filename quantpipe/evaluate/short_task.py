@@ -60,6 +60,11 @@ class ShortTask:
         return tuple(item.id for item in self.items)
 
     @property
+    def item_slices(self) -> tuple[Mapping[str, str], ...]:
+        """The slices that each item belongs to."""
+        return tuple(item.slices for item in self.items)
+
+    @property
     def content(self) -> Any:
         """All that a result depends on, as plain data; where the files lie does not count."""
         items = [[i.id, i.prompt, i.target, i.fields, i.choices, i.cluster, i.domain, i.slices] for i in self.items]

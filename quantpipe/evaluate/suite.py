@@ -1,4 +1,4 @@
-"""Suites of tasks: read and checked, run on an engine, and compared item by item.
+"""Suites of tasks: read and checked, and run on an engine.
 
 A suite is a YAML file, or a folder with a ``suite.yaml``: lm-eval tasks beside it, lm-eval's own by name, and tasks of
 the short form, which go straight to the engine.
@@ -18,12 +18,10 @@ from quantpipe.evaluate.asking import Asker
 from quantpipe.evaluate.eval_task import EvalTask, HubTask
 from quantpipe.evaluate.items import ItemResult, SuiteResult
 from quantpipe.evaluate.kinds.table import KINDS
-from quantpipe.evaluate.paired import paired_accuracy
 from quantpipe.evaluate.served import ServedModel, TextCodec
 from quantpipe.evaluate.short_run import chat_template, prompt_text, run_short_tasks
 from quantpipe.evaluate.short_task import ShortTask, read_short_task
 from quantpipe.evaluate.suite_file import LocalTask, OwnTask, SuiteFile, read_suite_file
-from quantpipe.gate.judge import Measurement
 from quantpipe.report import Progress, no_progress
 
 Task = EvalTask | HubTask | ShortTask
@@ -83,25 +81,6 @@ def run_suite(engine: ServedModel, tokenizer: TextCodec, suite: Suite, progress:
         found |= run_short_tasks(short_tasks, Asker(engine, tokenizer, progress), tokenizer, progress)
     items = tuple(item for task in suite.tasks for item in found[task.name])
     return SuiteResult(suite.name, suite.digest, items)
-
-
-def compare(base: SuiteResult, cand: SuiteResult) -> Measurement:
-    """Points lost by the candidate on the same items. DataError unless both models were asked exactly the same."""
-    if len(base.items) != len(cand.items):
-        raise DataError(f"{base.suite}: {len(base.items)} items of the baseline, {len(cand.items)} of the candidate")
-    if base.suite_digest != cand.suite_digest:
-        raise DataError(f"{base.suite}: the suite changed between the two runs; run baseline and candidate again")
-    for ours, theirs in zip(base.items, cand.items, strict=True):
-        where = f"{base.suite}: item {ours.task}/{ours.doc_id}"
-        if (ours.task, ours.doc_id, ours.cluster) != (theirs.task, theirs.doc_id, theirs.cluster):
-            raise DataError(f"{where} of the baseline is paired with {theirs.task}/{theirs.doc_id} of the candidate")
-        if ours.prompt_digest != theirs.prompt_digest:
-            raise DataError(f"{where}: the two models were given different prompt tokens; use the same tokenizer")
-    return paired_accuracy(
-        [item.correct for item in base.items],
-        [item.correct for item in cand.items],
-        [item.cluster for item in base.items],
-    )
 
 
 def _tasks(suite_file: SuiteFile) -> Iterator[Task]:

@@ -21,11 +21,10 @@ from quantpipe.formats.config_kinds import check_kinds, check_num_layers, shown
 from quantpipe.formats.digests import (
     MANIFEST_NAME,
     Hashing,
-    file_digest,
+    artifact_digest,
     read_json,
     weight_files,
 )
-from quantpipe.formats.kv_scales import KV_SCALES_NAME
 from quantpipe.formats.scheme import TensorSpec, WeightScheme, scheme_from_config_group
 from quantpipe.formats.weight_file import TensorPlace, read_header
 
@@ -117,11 +116,7 @@ class Artifact:
     @cached_property
     def digest(self) -> str:
         """SHA-256 over config.json, weight files in order of name, and KV scales: what is served, whoever wrote it."""
-        total = hashlib.sha256()
-        scales = self.folder / KV_SCALES_NAME
-        for path in [self.folder / "config.json", *weight_files(self.folder), *([scales] if scales.is_file() else [])]:
-            total.update(f"{path.name}:{file_digest(path)}\n".encode())
-        return total.hexdigest()
+        return artifact_digest(self.folder)
 
     @cached_property
     def quick_digest(self) -> str:

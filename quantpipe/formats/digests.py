@@ -10,12 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from quantpipe.errors import ArtifactError
+from quantpipe.errors import ArtifactError, DataError
 from quantpipe.formats.weight_file import TensorPlace, read_header
 
 MANIFEST_NAME = "quantpipe.json"
 WEIGHTS_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
+KV_SCALES_NAME = "kv_scales.safetensors"
 _CHUNK_BYTES = 1 << 20
 
 
@@ -92,6 +93,50 @@ def file_digest(path: Path) -> str:
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
             total.update(chunk)
+    return total.hexdigest()
+
+
+def served_files(folder: Path) -> list[Path]:
+    """What decides what a model folder says: config.json, weight files in order of name, KV scales.
+
+    ArtifactError where a weight file is missing.
+    """
+    scales = folder / KV_SCALES_NAME
+    return [folder / "config.json", *weight_files(folder), *([scales] if scales.is_file() else [])]
+
+
+def artifact_digest(folder: Path) -> str:
+    """SHA-256 over the served files: what is served, whoever wrote it. ArtifactError where one cannot be read."""
+    total = hashlib.sha256()
+    for path in served_files(folder):
+        try:
+            total.update(f"{path.name}:{file_digest(path)}\n".encode())
+        except OSError as error:
+            raise ArtifactError(f"{path}: cannot be read: {error.strerror or error}") from error
+    return total.hexdigest()
+
+
+def file_stamps(folder: Path) -> dict[str, list[int]]:
+    """Size in bytes and time of the last change, in ns, of each served file: files whose stamps stay have not changed.
+
+    ArtifactError where one is missing.
+    """
+    try:
+        stats = {path.name: path.stat() for path in served_files(folder)}
+    except OSError as error:
+        raise ArtifactError(f"{error.filename}: cannot be read: {error.strerror or error}") from error
+    return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
+
+
+def tree_digest(path: Path) -> str:
+    """SHA-256 over the names and contents of the file at ``path``, or of all files below it. DataError."""
+    files = [path] if path.is_file() else sorted(found for found in path.rglob("*") if found.is_file())
+    total = hashlib.sha256()
+    try:
+        for file in files:
+            total.update(f"{file.relative_to(path)}:{file_digest(file)}\n".encode())
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
     return total.hexdigest()
 
 

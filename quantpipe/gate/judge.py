@@ -4,19 +4,20 @@ Three-valued and fail closed. Knows numbers and names only; not how anything was
 """
 
 import math
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, date, datetime
 from enum import StrEnum
-from typing import Annotated, Literal
-
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from typing import Literal
 
 from quantpipe.errors import EXIT_GATE_FAILED, EXIT_PASS, EXIT_UNSURE, RecipeError
+from quantpipe.gate.limits import GateLimit, Limit, limit_problem
+from quantpipe.gate.metrics import metric_of
 from quantpipe.wording import count_of
 
 MIN_CONFIDENCE = 0.90  # two-sided, i.e. 95 % on the side of the limit
 MAX_USEFUL_SAMPLES = 10**7  # above this, "how many samples would decide" is no longer advice
+Correction = Literal["none", "holm"]
 
 
 @dataclass(frozen=True)
@@ -36,61 +37,8 @@ class Measurement:
     detail: str = ""
 
 
-@dataclass(frozen=True)
-class Metric:
-    """What a figure means: its unit, which direction is better, what it is counted in, and the fewest that count.
-
-    ``per_concurrency`` metrics are measured at each concurrency c and named ``<metric>_c<c>``.
-    """
-
-    unit: str
-    better: Literal["lower", "higher"]
-    text: str
-    samples: str
-    min_samples: int
-    per_concurrency: bool = False
-
-
-METRICS: dict[str, Metric] = {
-    "perplexity_ratio": Metric("ratio", "lower", "candidate perplexity / baseline perplexity", "windows", 5),
-    "mean_kl": Metric(
-        "nats", "lower", "mean KL divergence of next-token distributions from the baseline", "windows", 5
-    ),
-    "top1_agreement": Metric("fraction", "higher", "positions where both rank the same token first", "windows", 5),
-    "accuracy_loss_points": Metric("points", "lower", "points lost on the same items (100 x fraction)", "items", 20),
-    "manifest_mismatches": Metric(
-        "count", "lower", "tensors and files that differ from the artifact's manifest; always checked", "tensors", 1
-    ),
-    "ttft_ratio": Metric("ratio", "lower", "time to first token, candidate / baseline", "repeats", 1, True),
-    "tpot_ratio": Metric("ratio", "lower", "time per output token, candidate / baseline", "repeats", 1, True),
-    "output_tok_s_ratio": Metric(
-        "ratio", "higher", "output tokens per second, candidate / baseline", "repeats", 1, True
-    ),
-}
-
-
-def concurrency_of(name: str) -> int | None:
-    """The c of a ``<metric>_c<c>`` name; None for a name without it."""
-    match = re.fullmatch(r".+_c([1-9][0-9]*)", name)
-    return int(match.group(1)) if match else None
-
-
-def metric_of(name: str) -> Metric | None:
-    """The metric a name stands for (``ttft_ratio_c8`` is ``ttft_ratio`` at concurrency 8); None if it is unknown."""
-    concurrency = concurrency_of(name)
-    metric = METRICS.get(name if concurrency is None else name.removesuffix(f"_c{concurrency}"))
-    return metric if metric is not None and metric.per_concurrency == (concurrency is not None) else None
-
-
-def is_known_metric(name: str) -> bool:
-    """Whether a limit may be set on this name."""
-    return metric_of(name) is not None
-
-
-def known_metric_names(concurrencies: Sequence[int] = (1, 8)) -> list[str]:
-    """Every name a limit may be set on, the per-concurrency ones spelled out for these concurrencies."""
-    plain = [name for name, metric in METRICS.items() if not metric.per_concurrency]
-    return plain + [f"{name}_c{c}" for name, metric in METRICS.items() if metric.per_concurrency for c in concurrencies]
+# The figure that a limit is about, at a confidence; or why there is none.
+Measure = Callable[[GateLimit, float], Measurement | str]
 
 
 class Verdict(StrEnum):
@@ -106,54 +54,43 @@ class Verdict(StrEnum):
         return {Verdict.PASS: EXIT_PASS, Verdict.FAIL: EXIT_GATE_FAILED, Verdict.UNSURE: EXIT_UNSURE}[self]
 
 
-FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
-
-
-class Limit(BaseModel):
-    """The worst value still accepted: ``max`` or ``min``, exactly one. A value equal to the limit is accepted."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-
-    max: FiniteFloat | None = None
-    min: FiniteFloat | None = None
-
-    @model_validator(mode="after")
-    def _has_exactly_one_bound(self) -> "Limit":
-        if (self.max is None) == (self.min is None):
-            raise ValueError("a limit has exactly one of max and min")
-        return self
-
-    @property
-    def bound(self) -> float:
-        """The number itself, whichever side it bounds."""
-        bound = self.max if self.max is not None else self.min
-        assert bound is not None  # the validator has seen to it
-        return bound
-
-    def __str__(self) -> str:
-        return f"{'<=' if self.max is not None else '>='} {self.bound:g}"
-
-
-def limit_problem(name: str, limit: Limit) -> str | None:
-    """Why this limit cannot be judged (unknown metric, or it bounds the harmless side); None if it can."""
-    metric = metric_of(name)
-    if metric is None:
-        return "unknown metric"
-    if (metric.better == "lower") != (limit.max is not None):
-        wanted = "max" if metric.better == "lower" else "min"
-        return f"{metric.better} is better, so the limit must be a {wanted}"
-    return None
-
-
 @dataclass(frozen=True)
 class Check:
-    """One limit and what became of it. ``measurement`` is None where the metric was not measured at all."""
+    """One limit and what became of it. ``measurement`` is None where the metric was not measured at all.
 
-    metric: str
-    limit: Limit
+    ``is_waived``: the limit is missed, and a waiver that counted on the day of the verdict lets it be.
+    """
+
+    entry: GateLimit
     measurement: Measurement | None
     verdict: Verdict
     reason: str
+    is_waived: bool = False
+
+    @property
+    def metric(self) -> str:
+        """The name of the figure that was judged."""
+        return self.entry.figure
+
+    @property
+    def limit(self) -> Limit:
+        """The bound on it."""
+        return self.entry.limit
+
+    @property
+    def is_warning(self) -> bool:
+        """Undecided, and only to warn."""
+        return self.verdict is Verdict.UNSURE and self.entry.on_unsure == "warn" and not self.is_waived
+
+    @property
+    def counted(self) -> Verdict:
+        """What it counts as in the verdict on the whole."""
+        return Verdict.PASS if self.is_waived or self.is_warning else self.verdict
+
+    @property
+    def outcome(self) -> str:
+        """The verdict as it is shown."""
+        return f"{self.verdict} (waived)" if self.is_waived else f"{self.verdict}{' (warns)' * self.is_warning}"
 
 
 @dataclass(frozen=True)
@@ -163,6 +100,18 @@ class GateResult:
     verdict: Verdict
     checks: tuple[Check, ...]
     informational: tuple[Measurement, ...] = ()
+    correction: Correction = "none"
+
+    @property
+    def title(self) -> str:
+        """The verdict in words: ``PASS with waivers`` is no plain PASS."""
+        if self.verdict is not Verdict.PASS:
+            return str(self.verdict)
+        qualified = [
+            *(["waivers"] if any(check.is_waived for check in self.checks) else []),
+            *(["warnings"] if any(check.is_warning for check in self.checks) else []),
+        ]
+        return " ".join([str(self.verdict), *(["with"] if qualified else []), " and ".join(qualified)]).strip()
 
 
 def overall(verdicts: Sequence[Verdict]) -> Verdict:
@@ -177,43 +126,120 @@ def judge(
     measurements: Sequence[Measurement],
     expected_samples: Mapping[str, int] | None = None,
 ) -> GateResult:
-    """Judge every limit on its own interval.
+    """Judge plain limits on figures that were measured already, each on its own interval (``judge_limits``)."""
+
+    def found(entry: GateLimit, _confidence: float) -> Measurement | str:
+        named = [m for m in measurements if m.name == entry.figure]
+        if len(named) == 1:
+            return named[0]
+        return f"measured {len(named)} times; one figure is needed" if named else "not measured"
+
+    entries = [GateLimit.of(name, limit) for name, limit in limits.items()]
+    return judge_limits(entries, found, expected_samples, [m for m in measurements if m.name not in limits])
+
+
+def judge_limits(
+    limits: Sequence[GateLimit],
+    measure: Measure,
+    expected_samples: Mapping[str, int] | None = None,
+    informational: Sequence[Measurement] = (),
+    correction: Correction = "none",
+    today: date | None = None,
+) -> GateResult:
+    """Judge every limit on the interval that ``measure`` gives for it.
 
     PASS only where the whole interval is inside the limit, FAIL where all of it is outside, UNSURE where it straddles.
-    Anything that stops a limit from being judged (metric missing or measured twice, not a number, fewer samples than
-    the metric's minimum or than ``expected_samples`` declares for it, a broken interval) is FAIL with the reason.
-    RecipeError without any limit.
+    Anything that stops a limit from being judged (not measured, not a number, fewer samples than the metric's minimum,
+    than ``min_items`` of the limit, or than ``expected_samples`` declares for a figure of all samples, a broken
+    interval) is FAIL with the reason, and no waiver covers it. RecipeError without any limit.
+
+    ``correction``: ``none`` judges each on its own. ``holm`` widens the intervals (Holm, Scandinavian Journal of
+    Statistics 6, 1979): any PASS or FAIL among all the checks is wrong with at most the chance that one check has.
+    Waivers count until their day, which is compared with ``today`` (in UTC).
     """
     if not limits:
         raise RecipeError("gate: no limits; a gate without limits would release anything, so set at least one")
-    expected = expected_samples or {}
-    checks = tuple(
-        _check(name, limit, [m for m in measurements if m.name == name], expected.get(name, 0))
-        for name, limit in limits.items()
+    day, expected = today or datetime.now(UTC).date(), expected_samples or {}
+    first = [_check(entry, measure(entry, MIN_CONFIDENCE), expected) for entry in limits]
+    sound = [number for number, (check, is_sound) in enumerate(first) if is_sound and _is_sampled(check)]
+    checks = {number: check for number, (check, _) in enumerate(first)}
+    if correction == "holm":
+        checks |= _by_holm(limits, measure, expected, sound)
+    judged = {number for number, (_, is_sound) in enumerate(first) if is_sound}
+    final = tuple(
+        _with_waiver(check, day) if number in judged else _without_waiver(check) for number, check in checks.items()
     )
-    informational = tuple(m for m in measurements if m.name not in limits)
-    return GateResult(overall([check.verdict for check in checks]), checks, informational)
+    return GateResult(overall([check.counted for check in final]), final, tuple(informational), correction)
 
 
-def _check(name: str, limit: Limit, found: Sequence[Measurement], num_expected: int) -> Check:
-    problem = limit_problem(name, limit)
-    if problem is None and len(found) != 1:
-        problem = "not measured" if not found else f"measured {len(found)} times; one figure is needed"
+def _is_sampled(check: Check) -> bool:
+    """Whether chance has a part in the figure: a count of differing files has none."""
+    metric = metric_of(check.metric)
+    return metric is not None and metric.unit != "count"
+
+
+def _by_holm(
+    limits: Sequence[GateLimit], measure: Measure, expected: Mapping[str, int], numbers: Sequence[int]
+) -> dict[int, Check]:
+    """Checks by number. Those that decide at the level shared by all undecided ones leave; then fewer share it."""
+    checks: dict[int, Check] = {}
+    open_numbers = list(numbers)
+    while open_numbers:
+        confidence = 1 - (1 - MIN_CONFIDENCE) / len(open_numbers)
+        checks |= {n: _check(limits[n], measure(limits[n], confidence), expected)[0] for n in open_numbers}
+        undecided = [n for n in open_numbers if checks[n].verdict is Verdict.UNSURE]
+        if len(undecided) == len(open_numbers):
+            break
+        open_numbers = undecided
+    return checks
+
+
+def _check(entry: GateLimit, found: Measurement | str, expected: Mapping[str, int]) -> tuple[Check, bool]:
+    """A check, and whether the limit could be judged."""
+    problem = limit_problem(entry.figure, entry.limit)
     if problem is None:
-        problem = measurement_problem(found[0], num_expected)
+        num_expected = 0 if entry.task or entry.slice else expected.get(entry.figure, 0)
+        problem = found if isinstance(found, str) else measurement_problem(found, num_expected, entry.min_items)
+    measured = None if isinstance(found, str) else found
     if problem is not None:
-        return Check(name, limit, found[0] if found else None, Verdict.FAIL, f"cannot be judged: {problem}")
-    verdict = _verdict_of(limit, found[0])
-    return Check(name, limit, found[0], verdict, _reason(verdict, limit, found[0]))
+        return Check(entry, measured, Verdict.FAIL, f"cannot be judged: {problem}"), False
+    assert measured is not None  # a text is a problem
+    verdict = _verdict_of(entry.limit, measured)
+    return Check(entry, measured, verdict, _reason(verdict, entry.limit, measured)), True
 
 
-def measurement_problem(measurement: Measurement, num_expected: int = 0) -> str | None:
-    """Why this measurement of a known metric decides nothing; None if it is sound. Open intervals are sound."""
+def _with_waiver(check: Check, day: date) -> Check:
+    waiver = check.entry.waiver
+    if waiver is None:
+        return check
+    if check.verdict is Verdict.PASS:
+        return _saying(check, "the waiver is not needed")
+    if waiver.until < day:
+        return _saying(check, f"the waiver by {waiver.by} ended on {waiver.until} and no longer counts")
+    text = f"waived by {waiver.by} until {waiver.until}: {' '.join(waiver.reason.split())}"
+    return _saying(check, text, is_waived=True)
+
+
+def _without_waiver(check: Check) -> Check:
+    text = "what cannot be judged is not waived"
+    return check if check.entry.waiver is None else _saying(check, text)
+
+
+def _saying(check: Check, text: str, is_waived: bool = False) -> Check:
+    return Check(check.entry, check.measurement, check.verdict, f"{check.reason}; {text}", is_waived)
+
+
+def measurement_problem(measurement: Measurement, num_expected: int = 0, min_samples: int | None = None) -> str | None:
+    """Why this measurement of a known metric decides nothing; None if it is sound. Open intervals are sound.
+
+    ``num_expected`` is how many samples were asked for, ``min_samples`` the fewest that count, where those are more
+    than the metric's own.
+    """
     metric = metric_of(measurement.name)
     if metric is None:
         return "unknown metric"
     value, low, high = measurement.value, measurement.low, measurement.high
-    num_needed = max(metric.min_samples, num_expected)
+    num_needed = max(metric.min_samples, min_samples or 0, num_expected)
     if measurement.unit != metric.unit:
         return f"measured in '{measurement.unit}', the limit is in '{metric.unit}'"
     if not math.isfinite(value):

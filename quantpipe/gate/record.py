@@ -3,6 +3,7 @@
 Knows plain data only: strings and numbers that other parts hand over, never tensors or engines.
 """
 
+import hashlib
 import json
 import math
 import os
@@ -16,10 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from quantpipe.errors import DataError
-from quantpipe.gate.judge import Check, GateResult, Limit, Measurement, Verdict, overall
+from quantpipe.gate.judge import Check, GateResult, Measurement, Verdict, overall
+from quantpipe.gate.limits import GateLimit, Limit
 
 SCHEMA = "quantpipe.gate/1"
 GATE_NAME, REPORT_NAME = "gate.json", "report.md"
+ARTIFACT_FOLDER = "artifact"  # beside them, in the folder of a run
+MEASUREMENTS_NAME, ITEMS_NAME = "measurements.json", "items.jsonl"
 LIBRARIES = (
     "quantpipe",
     "torch",
@@ -44,7 +48,12 @@ SIMD_FLAGS = (
 
 @dataclass(frozen=True)
 class RunContext:
-    """What a verdict is bound to. Digests are sha256 in hex; ``engine`` holds the settings that served both models."""
+    """What a verdict is bound to. Digests are sha256 in hex; ``engine`` holds the settings that served both models.
+
+    ``suite_digest`` and ``text_digest`` are of what both were asked, empty where nothing was; ``engine_digest`` is of
+    ``engine`` and ``versions`` together; ``manifest_digest`` of the artifact's manifest, empty for a folder without.
+    ``date`` is the verdict's, ``measured`` when the results were measured that it rests on.
+    """
 
     recipe_name: str
     recipe_digest: str
@@ -55,6 +64,16 @@ class RunContext:
     versions: Mapping[str, str]
     machine: Mapping[str, str | int]
     date: str
+    suite_digest: str = ""
+    text_digest: str = ""
+    engine_digest: str = ""
+    manifest_digest: str = ""
+    measured: str = ""
+
+
+def engine_digest(engine: Mapping[str, str | int | float | None], versions: Mapping[str, str]) -> str:
+    """SHA-256 of what served: the engine's settings, and the versions of the libraries it ran on."""
+    return hashlib.sha256(json.dumps([dict(engine), dict(versions)], sort_keys=True).encode()).hexdigest()
 
 
 def library_versions(names: Sequence[str] = LIBRARIES) -> dict[str, str]:
@@ -107,8 +126,8 @@ def write_text_atomically(path: Path, text: str) -> None:
 
 
 def withdraw_verdict(output: Path) -> None:
-    """Remove the verdict in ``output``: it must not stand beside an artifact that it does not judge."""
-    for name in (GATE_NAME, REPORT_NAME):
+    """Remove the verdict in ``output`` and what it rests on: they must not stand beside another artifact."""
+    for name in (GATE_NAME, REPORT_NAME, MEASUREMENTS_NAME, ITEMS_NAME):
         (output / name).unlink(missing_ok=True)
 
 
@@ -118,8 +137,10 @@ def write_gate_json(path: Path, result: GateResult, context: RunContext) -> None
         "schema": SCHEMA,
         "verdict": result.verdict,
         "exit_code": result.verdict.exit_code,
+        "title": result.title,
+        "correction": result.correction,
         "checks": [_check_record(check) for check in result.checks],
-        "informational": [_measurement_record(m) for m in result.informational],
+        "informational": [measurement_record(m) for m in result.informational],
         "context": asdict(context),
     }
     write_text_atomically(path, json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
@@ -132,9 +153,9 @@ def read_gate_json(path: Path) -> tuple[GateResult, RunContext]:
         if record["schema"] != SCHEMA:
             raise ValueError(f"schema is '{record['schema']}', not '{SCHEMA}'")
         checks = tuple(_check_of(row) for row in record["checks"])
-        informational = tuple(_measurement_of(row) for row in record["informational"])
-        result = GateResult(Verdict(record["verdict"]), checks, informational)
-        if result.verdict is not overall([check.verdict for check in checks]):
+        informational = tuple(measurement_of(row) for row in record["informational"])
+        result = GateResult(Verdict(record["verdict"]), checks, informational, record.get("correction", "none"))
+        if result.verdict is not overall([check.counted for check in checks]):
             raise ValueError(f"the verdict {result.verdict} does not follow from its checks")
         return result, RunContext(**record["context"])
     except OSError as error:
@@ -149,12 +170,14 @@ def _number(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
 
 
-def _measurement_record(measurement: Measurement) -> dict[str, Any]:
+def measurement_record(measurement: Measurement) -> dict[str, Any]:
+    """A measurement as strict JSON: what is not finite is text."""
     record = asdict(measurement)
     return record | {key: _number(record[key]) for key in ("value", "low", "high", "confidence")}
 
 
-def _measurement_of(record: Mapping[str, Any]) -> Measurement:
+def measurement_of(record: Mapping[str, Any]) -> Measurement:
+    """The reverse of ``measurement_record``."""
     return Measurement(**{**record, **{key: float(record[key]) for key in ("value", "low", "high", "confidence")}})
 
 
@@ -163,12 +186,20 @@ def _check_record(check: Check) -> dict[str, Any]:
         "metric": check.metric,
         "limit": check.limit.model_dump(exclude_none=True),
         "verdict": check.verdict,
+        "is_waived": check.is_waived,
         "reason": check.reason,
-        "measurement": None if check.measurement is None else _measurement_record(check.measurement),
+        "entry": check.entry.model_dump(mode="json", exclude_defaults=True),
+        "measurement": None if check.measurement is None else measurement_record(check.measurement),
     }
 
 
 def _check_of(record: Mapping[str, Any]) -> Check:
-    measurement = None if record["measurement"] is None else _measurement_of(record["measurement"])
+    measurement = None if record["measurement"] is None else measurement_of(record["measurement"])
     limit = Limit(**record["limit"])
-    return Check(record["metric"], limit, measurement, Verdict(record["verdict"]), record["reason"])
+    entry = GateLimit.model_validate(record["entry"]) if "entry" in record else GateLimit.of(record["metric"], limit)
+    if (entry.figure, entry.limit) != (record["metric"], limit):
+        raise ValueError(f"the check of {record['metric']} is not that of its entry, {entry.label} {entry.limit}")
+    verdict, is_waived = Verdict(record["verdict"]), bool(record.get("is_waived", False))
+    if is_waived and entry.waiver is None:
+        raise ValueError(f"{entry.label} is waived without a waiver")
+    return Check(entry, measurement, verdict, record["reason"], is_waived)

@@ -8,19 +8,32 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from quantpipe.gate.judge import Check, GateResult, Measurement, Verdict, metric_of
+from quantpipe.gate.judge import Check, GateResult, Measurement, Verdict
+from quantpipe.gate.metrics import metric_of
 from quantpipe.gate.record import RunContext
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 STYLES = {Verdict.PASS: "bold green", Verdict.FAIL: "bold red", Verdict.UNSURE: "bold yellow"}
+MAX_FLIP_ROWS = 40
+_CORRECTIONS = {
+    "none": "Each check is judged on its own: the intervals are not corrected for the number of checks. As all must"
+    " pass, the chance to release what misses a limit is no greater than with one check; the chance that one of many"
+    " fails is.",
+    "holm": "The intervals are widened by Holm's method for the number of checks: that any PASS or FAIL among them is"
+    " wrong has at most the chance of one check.",
+}
 CHECK_HEADINGS = ("verdict", "metric", "limit", "measured", "interval", "n", "why")
 
 
 @dataclass(frozen=True)
 class ScoreRow:
-    """A task's (or domain's) paired result: how many items each got right, and flips in both directions."""
+    """A task's (or domain's) paired result: how many items each got right, and flips in both directions.
+
+    ``num_changed`` predictions differ, right or wrong; ``num_near_ties`` of the flips were all but undecided before.
+    ``mcnemar_p`` is that of the exact test. ``recovery`` is candidate / baseline with its interval, as text.
+    """
 
     task: str
     num_items: int
@@ -28,6 +41,21 @@ class ScoreRow:
     candidate_correct: int
     num_lost: int
     num_gained: int
+    num_changed: int = 0
+    num_near_ties: int = 0
+    mcnemar_p: float = 1.0
+    recovery: str = "-"
+
+
+@dataclass(frozen=True)
+class FlipRow:
+    """Flipped items of one cluster, by name alone: nothing of what was asked or answered."""
+
+    task: str
+    cluster: str
+    lost: tuple[str, ...]
+    gained: tuple[str, ...]
+    num_near_ties: int
 
 
 @dataclass(frozen=True)
@@ -67,6 +95,7 @@ class ReportSections:
     context: RunContext
     notes: Sequence[str] = ()
     scores: Sequence[ScoreRow] = ()
+    flips: Sequence[FlipRow] = ()
     divergence: Sequence[tuple[str, str]] = ()
     bench: Sequence[BenchRow] = ()
     parity: Sequence[ParityRow] = ()
@@ -97,12 +126,13 @@ def interval(measurement: Measurement) -> str:
 def check_cells(check: Check) -> tuple[str, str, str, str, str, str, str]:
     """One check as text: verdict, metric, limit, value with unit, interval, n, reason."""
     measured = check.measurement
+    label = check.entry.label
     if measured is None:
-        return check.verdict, check.metric, str(check.limit), "-", "-", "-", check.reason
+        return check.outcome, label, str(check.limit), "-", "-", "-", check.reason
     unit = "" if measured.unit == "ratio" else f" {measured.unit}"
     value = f"{figure(measured.value)}{unit}"
     num_samples = f"{measured.num_samples:,}"
-    return check.verdict, check.metric, str(check.limit), value, interval(measured), num_samples, check.reason
+    return check.outcome, label, str(check.limit), value, interval(measured), num_samples, check.reason
 
 
 def render_table(result: GateResult) -> "Table":
@@ -113,9 +143,9 @@ def render_table(result: GateResult) -> "Table":
 
     confidences = sorted({f"{100 * c.measurement.confidence:g}" for c in result.checks if c.measurement is not None})
     table = Table(
-        title=Text(f"Gate: {result.verdict}", style=STYLES[result.verdict]),
+        title=Text(f"Gate: {result.title}", style=STYLES[result.verdict]),
         title_justify="left",
-        caption=Text("\n".join(f"{c.metric}: {c.reason}" for c in result.checks if c.verdict is not Verdict.PASS)),
+        caption=Text("\n".join(f"{c.entry.label}: {c.reason}" for c in result.checks if is_telling(c))),
         caption_justify="left",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
@@ -136,13 +166,13 @@ def render_markdown(result: GateResult, sections: ReportSections) -> str:
     context = sections.context
     notes = [" ".join(note.split()) for note in sections.notes]
     parts = [
-        f"# {inline(context.recipe_name)}: {result.verdict}",
+        f"# {inline(context.recipe_name)}: {result.title}",
         f"{_verdict_sentence(result)} Judged {context.date}.",
         _bullets(notes),
         "## Checks",
         markdown_table(CHECK_HEADINGS, [check_cells(check) for check in result.checks], right={2, 3, 5}),
-        "Intervals are two-sided; PASS needs the whole interval inside the limit, FAIL the whole interval outside. Each"
-        " check is judged on its own: the intervals are not corrected for the number of checks.",
+        f"Intervals are two-sided; PASS needs the whole interval inside the limit, FAIL the whole interval outside. "
+        f"{_CORRECTIONS[result.correction]}",
         _meanings(result),
         "## Measured without a limit",
         _informational(result.informational),
@@ -150,6 +180,7 @@ def render_markdown(result: GateResult, sections: ReportSections) -> str:
         _facts(dict(sections.divergence), "Not run."),
         "## Suite",
         _scores(sections.scores),
+        _flips(sections.flips),
         "## Bench",
         _bench(sections.bench),
         "## Parity",
@@ -168,7 +199,13 @@ def _verdict_sentence(result: GateResult) -> str:
     counts = {verdict: sum(check.verdict is verdict for check in result.checks) for verdict in Verdict}
     total = len(result.checks)
     if result.verdict is Verdict.PASS:
-        return f"**PASS**: all {total} checks pass; the candidate may be released."
+        waived = [
+            f"`{check.entry.label}` is {check.verdict}, {check.reason}" for check in result.checks if check.is_waived
+        ]
+        warned = [f"`{check.entry.label}` is UNSURE and only warns" for check in result.checks if check.is_warning]
+        passed = "all" if not waived + warned else f"{counts[Verdict.PASS]} of"
+        told = "".join(f" {inline(text)}." for text in waived + warned)
+        return f"**{result.title}**: {passed} {total} checks pass; the candidate may be released.{told}"
     if result.verdict is Verdict.UNSURE:
         return (
             f"**UNSURE**: {counts[Verdict.UNSURE]} of {total} checks cannot be decided from these samples; none fails."
@@ -187,9 +224,24 @@ def _informational(measurements: Sequence[Measurement]) -> str:
 
 
 def _scores(scores: Sequence[ScoreRow]) -> str:
-    headings = ("task", "items", "baseline correct", "candidate correct", "lost", "gained")
-    rows = [(s.task, s.num_items, s.baseline_correct, s.candidate_correct, s.num_lost, s.num_gained) for s in scores]
-    return markdown_table(headings, rows, right={1, 2, 3, 4, 5})
+    headings = ("task", "items", "baseline correct", "candidate correct", "lost", "gained", "changed", "near ties",
+                "McNemar p", "recovery")  # fmt: skip
+    rows = [
+        (s.task, s.num_items, s.baseline_correct, s.candidate_correct, s.num_lost, s.num_gained, s.num_changed,
+         s.num_near_ties, figure(s.mcnemar_p), s.recovery)
+        for s in scores
+    ]  # fmt: skip
+    return markdown_table(headings, rows, right=set(range(1, 9)))
+
+
+def _flips(flips: Sequence[FlipRow]) -> str:
+    if not flips:
+        return ""
+    shown = flips[:MAX_FLIP_ROWS]
+    rows = [(f.task, f.cluster, ", ".join(f.lost), ", ".join(f.gained), f.num_near_ties) for f in shown]
+    table = markdown_table(("task", "cluster", "lost", "gained", "near ties"), rows, right={4})
+    rest = f"\n\n{len(flips) - len(shown)} more clusters have flips." if len(flips) > len(shown) else ""
+    return f"Flipped items by cluster; those of one cluster are one observation.\n\n{table}{rest}"
 
 
 def _bench(bench: Sequence[BenchRow]) -> str:
@@ -207,15 +259,25 @@ def _parity(parity: Sequence[ParityRow]) -> str:
     return markdown_table(("comparison", "largest difference", "tolerance", "agrees"), rows, right={1, 2})
 
 
+def is_telling(check: Check) -> bool:
+    """Whether why it came out so must be read: it did not pass, or has a waiver that says something."""
+    return check.verdict is not Verdict.PASS or check.entry.waiver is not None
+
+
 def _bound_to(context: RunContext) -> dict[str, str]:
-    return {
+    facts = {
         "recipe": f"{context.recipe_name} ({context.recipe_digest})",
         "artifact": context.artifact_digest,
         "baseline": f"{context.base_origin} ({context.base_digest})",
+        "suite": context.suite_digest,
+        "held-out text": context.text_digest,
         "engine": _pairs(context.engine),
         "versions": _pairs(context.versions),
+        "engine and versions": context.engine_digest,
         "machine": _pairs(context.machine),
+        "measured": context.measured,
     }
+    return {name: value for name, value in facts.items() if value}
 
 
 def _pairs(mapping: Mapping[str, str | int | float | None]) -> str:

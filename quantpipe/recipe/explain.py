@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Tag
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
@@ -119,6 +119,14 @@ def _item(annotation: Any) -> Any:
     return get_args(annotation)[0] if get_origin(annotation) is tuple else None
 
 
+def _tagged(annotation: Any, tag: int | str) -> Any:
+    """The type hint with this tag, of those that a value may have; None where it may have none such."""
+    for form in get_args(annotation):
+        if get_origin(form) is Annotated and Tag(str(tag)) in get_args(form)[1:]:
+            return get_args(form)[0]
+    return None
+
+
 def _walk(
     location: tuple[int | str, ...], root: type[BaseModel]
 ) -> tuple[KeyPath, type[BaseModel] | None, FieldInfo | None]:
@@ -128,6 +136,9 @@ def _walk(
     field: FieldInfo | None = None
     annotation: Any = root
     for part in location:
+        if (form := _tagged(annotation, part)) is not None:
+            annotation = form
+            continue
         models = _models(annotation)
         if len(models) > 1:  # a union's tag: what follows is looked up in the model that it names
             annotation = owner = next(m for m in models if part in get_args(m.model_fields["name"].annotation))

@@ -13,8 +13,8 @@ from quantpipe.errors import DataError, RecipeError
 from quantpipe.recipe.document import KeyPath, Problem, beyond, value_at
 from quantpipe.recipe.schema import Recipe
 
-_HEAD = re.compile(r"([a-z_]+(?:\.[a-z_]+|\[[0-9]+\])*): (?:([a-z0-9_]+): )?")
-_PART = re.compile(r"[a-z_]+|[0-9]+")
+_HEAD = re.compile(r"([a-z_]+(?:\.[a-z_][a-z0-9_]*|\[[0-9]+\])*): (?:([a-z0-9_]+): )?")
+_PART = re.compile(r"[a-z_][a-z0-9_]*|[0-9]+")
 
 
 @contextmanager

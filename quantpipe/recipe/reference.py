@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from quantpipe.gate.judge import METRICS, Metric
+from quantpipe.gate.metrics import METRICS, Metric
 from quantpipe.recipe.schema import Recipe
 
 Schema = Mapping[str, Any]
@@ -65,7 +65,7 @@ def summary(recipe: Recipe) -> str:
         lines.append(f"  evaluate  {recipe.evaluate.suite}" + (", divergence" if recipe.evaluate.divergence else ""))
     if recipe.bench is not None:
         lines.append(f"  bench     concurrency {', '.join(map(str, recipe.bench.concurrency))}")
-    limits = ", ".join(f"{name} {limit}" for name, limit in recipe.gate.items())
+    limits = ", ".join(f"{entry.label} {entry.limit}" for entry in recipe.limits)
     lines.append(f"  gate      {limits or 'none: for quantpipe quantize only'}")
     lines.append(f"  output    {recipe.output}")
     return "\n".join(lines)

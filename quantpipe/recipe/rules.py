@@ -3,15 +3,14 @@
 Works on the plain data, so that it speaks beside the errors of single values; malformed values are left to those.
 """
 
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from quantpipe.errors import RecipeError, suggest
-from quantpipe.gate.judge import METRICS, Metric, concurrency_of, known_metric_names, metric_of
-from quantpipe.recipe.document import KeyPath, Problem, render_path, value_at
+from quantpipe.errors import RecipeError
+from quantpipe.recipe.document import Problem, render_path, value_at
 from quantpipe.recipe.engine_rules import find_engine_conflicts
+from quantpipe.recipe.gate_rules import find_gate_conflicts
 from quantpipe.recipe.model_source import FolderSource, GgufSource, HubSource, PypiSource, absolute, parse_source
 from quantpipe.recipe.quantize_rules import find_quantize_conflicts
 
@@ -22,14 +21,6 @@ SET_FOLDERS = {
 }
 DEFAULT_SEQUENCES, DEFAULT_LENGTH = 128, 512
 TEXT_PATH = ("evaluate", "divergence", "text")
-# Unit of a metric -> whether a limit in it can mean anything, and which can.
-_LEGAL_BOUNDS: dict[str, tuple[Callable[[float], bool], str]] = {
-    "ratio": (lambda bound: bound > 0, "more than 0"),
-    "nats": (lambda bound: bound >= 0, "0 or more"),
-    "fraction": (lambda bound: 0 <= bound <= 1, "0 to 1"),
-    "count": (lambda bound: bound >= 0, "0 or more"),
-    "points": (lambda bound: -100 <= bound <= 100, "-100 to 100"),
-}
 
 
 def find_conflicts(data: Mapping[str, Any], folder: Path) -> Iterator[Problem]:
@@ -39,7 +30,7 @@ def find_conflicts(data: Mapping[str, Any], folder: Path) -> Iterator[Problem]:
     yield from _budget_problems(data)
     yield from find_engine_conflicts(data)
     yield from find_quantize_conflicts(data)
-    yield from _gate_problems(data)
+    yield from find_gate_conflicts(data)
     yield from _length_problems(data)
     yield from _output_problems(data, folder)
 
@@ -119,65 +110,6 @@ def _state(path: Path, wanted: str) -> str:
     if not path.exists():
         return "does not exist"
     return f"holds no {wanted}" if path.is_dir() else "is not a folder"
-
-
-def _gate_problems(data: Mapping[str, Any]) -> Iterator[Problem]:
-    gate = data.get("gate")
-    for name, limit in gate.items() if isinstance(gate, Mapping) else ():
-        path = ("gate", name)
-        metric = metric_of(name)
-        if metric is None:
-            yield Problem(path, _unknown_metric(name), at_key=True, shown=("gate",))
-            continue
-        missing = _missing_for(name, metric, data)
-        if missing is not None:
-            text, needs = missing
-            yield Problem(path, text, at_key=True, needs=needs)
-        if isinstance(limit, Mapping) and len(limit) == 1:
-            yield from _limit_problems(path, metric, *next(iter(limit.items())))
-
-
-def _unknown_metric(name: str) -> str:
-    if name in METRICS:
-        return f"metric {name!r} is measured at each concurrency; name one, such as '{name}_c8'"
-    return f"unknown metric {name!r}{suggest(name, known_metric_names())}"
-
-
-def _missing_for(name: str, metric: Metric, data: Mapping[str, Any]) -> tuple[str, KeyPath] | None:
-    """What the recipe lacks to measure this metric well enough to judge it, and where; None if nothing."""
-    concurrency = concurrency_of(name)
-    if concurrency is not None:
-        bench = data.get("bench")
-        if bench is None:
-            return f"measured by a bench; add a bench section with concurrency {concurrency}", ("bench",)
-        measured = bench.get("concurrency", [1, 8]) if isinstance(bench, Mapping) else [concurrency]
-        if isinstance(measured, list) and concurrency not in measured:
-            return f"bench.concurrency is {measured}; add {concurrency} to it", ("bench", "concurrency")
-        if value_at(bench, ("repeats",)) == 1:
-            return "one repeat gives no interval to judge; raise bench.repeats to 2 or more", ("bench", "repeats")
-    elif metric.unit == "count":
-        return None
-    elif data.get("evaluate") is None:
-        return f"measured on {metric.samples}; add an evaluate section", ("evaluate",)
-    elif metric.samples == "windows":
-        if value_at(data, ("evaluate", "divergence")) is None:
-            return "measured on held-out text; add evaluate.divergence", ("evaluate", "divergence")
-        num_windows = value_at(data, ("evaluate", "divergence", "num_windows"))
-        if isinstance(num_windows, int) and num_windows < metric.min_samples:
-            text = f"judged on {metric.min_samples} windows or more; raise evaluate.divergence.num_windows"
-            return text, ("evaluate", "divergence", "num_windows")
-    return None
-
-
-def _limit_problems(path: KeyPath, metric: Metric, side: str, bound: Any) -> Iterator[Problem]:
-    wanted = "max" if metric.better == "lower" else "min"
-    if side not in ("max", "min"):
-        return  # reported as an unknown key
-    if side != wanted:
-        yield Problem((*path, side), f"found a {side}; {metric.better} is better, so give a {wanted}", at_key=True)
-    is_legal, legal = _LEGAL_BOUNDS[metric.unit]
-    if isinstance(bound, (int, float)) and math.isfinite(bound) and not is_legal(bound):
-        yield Problem((*path, side), f"found {bound:g} ({metric.unit}); allowed: {legal}")
 
 
 def _length_problems(data: Mapping[str, Any]) -> Iterator[Problem]:

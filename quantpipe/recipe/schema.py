@@ -3,6 +3,7 @@
 The docstrings under the fields are the descriptions in the JSON schema and in ``recipes/README.md``.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +20,11 @@ from pydantic import (
 )
 
 from quantpipe.errors import RecipeError
-from quantpipe.gate.judge import Limit
+from quantpipe.gate.limits import GateLimit
 from quantpipe.recipe.document import EACH, Document, describe, independent, read_document, refusal
 from quantpipe.recipe.engine_section import EngineSection
 from quantpipe.recipe.explain import explain
+from quantpipe.recipe.gate_section import GateSection, gate_limits, require_gate
 from quantpipe.recipe.model_source import FolderSource, GgufSource, absolute, parse_source
 from quantpipe.recipe.quantize_section import QuantizeSection
 from quantpipe.recipe.rules import DEFAULT_LENGTH, DEFAULT_SEQUENCES, find_conflicts
@@ -211,9 +213,15 @@ class Recipe(Section):
     """What both models are asked."""
     bench: BenchSection | None = None
     """What is timed."""
-    gate: Annotated[dict[str, Limit], Field(min_length=1)] = {}  # noqa: RUF012  # pydantic copies it
-    """Metric -> limit, `{max: x}` where lower is better and `{min: x}` where higher is. All must hold for a release.
-    Only `quantpipe quantize` and `calibrate` do without."""
+    gate: GateSection = {}  # noqa: RUF012  # pydantic copies it
+    """Metric -> limit, `{max: x}` where lower is better and `{min: x}` where higher is; or a list of limits, which may
+    be on tasks and slices, against an earlier release, and waived. All must hold for a release. Only
+    `quantpipe quantize` and `calibrate` do without."""
+    correction: Literal["none", "holm"] = "none"
+    """Whether intervals are widened for the number of limits: `holm` keeps the chance of any wrong mark among them to
+    that of one."""
+    previous_release: RecipePath | None = None
+    """Folder that an earlier run wrote, for limits `vs: previous-release`: its verdict and its results are read."""
     output: RecipePath
     """Folder that the run writes: the artifact, the report and `gate.json`."""
 
@@ -222,6 +230,20 @@ class Recipe(Section):
     def model_post_init(self, context: Any) -> None:
         if isinstance(context, Origin):
             self._origin = context
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the file as it was read, with the overrides."""
+        return hashlib.sha256("\n".join((self.source_text, *self.overrides)).encode()).hexdigest()
+
+    @property
+    def limits(self) -> tuple[GateLimit, ...]:
+        """What the gate judges by, in whichever form it was written."""
+        return gate_limits(self.gate)
+
+    def require_gate(self) -> None:
+        """Raise RecipeError where there are no limits to judge by."""
+        require_gate(self.gate, None if self.document is None else self.document.name)
 
     @property
     def source_text(self) -> str:

@@ -8,7 +8,6 @@ from pydantic import BaseModel
 
 from quantpipe import __version__
 from quantpipe.serve.arms.arm import Arm
-from quantpipe.serve.engine_process.client import EngineClient
 
 Word = Literal["ok", "degraded", "starting", "stalled", "failed", "stopping"]
 
@@ -20,6 +19,7 @@ class ArmHealth(BaseModel):
     reason: str | None
     stalled_s: float
     num_restarts: int
+    verdict: str | None = None
 
 
 class Health(ArmHealth):
@@ -42,7 +42,7 @@ class Version(BaseModel):
 
 def health_of(arms: Sequence[Arm], num_answering: int) -> Health:
     """The state of a server of these arms, of which the first ``num_answering`` answer."""
-    own = {arm.label: engine_health(arm.engine) for arm in arms}
+    own = {arm.label: arm_health(arm) for arm in arms}
     answering = list(own.values())[:num_answering]
     best = next((one for one in answering if one.status == "ok"), answering[0])
     status, reason = best.status, best.reason
@@ -54,18 +54,27 @@ def health_of(arms: Sequence[Arm], num_answering: int) -> Health:
         reason=reason,
         stalled_s=max(one.stalled_s for one in own.values()),
         num_restarts=sum(one.num_restarts for one in own.values()),
+        verdict=answering[0].verdict,
         arms=own if len(arms) > 1 else {},
     )
 
 
-def engine_health(engine: EngineClient) -> ArmHealth:
-    """The state of one engine."""
+def arm_health(arm: Arm) -> ArmHealth:
+    """The state of one engine, and the verdict on what it serves."""
+    engine, facts = arm.engine, arm.read_facts()
     state = engine.state
     status: Word = "stopping" if engine.is_closed else "ok" if state.word == "ready" else state.word
     reason = state.reason
     if status == "stalled":
         reason = f"the engine has shown no progress for {state.still_s:.0f} s"
-    return ArmHealth(status=status, reason=reason, stalled_s=round(state.still_s, 1), num_restarts=state.num_restarts)
+    gate = None if facts is None else facts.gate
+    return ArmHealth(
+        status=status,
+        reason=reason,
+        stalled_s=round(state.still_s, 1),
+        num_restarts=state.num_restarts,
+        verdict=None if gate is None else gate.verdict,
+    )
 
 
 def add_health_routes(app: FastAPI, arms: Sequence[Arm], num_answering: int) -> None:

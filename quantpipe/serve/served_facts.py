@@ -10,7 +10,7 @@ from typing import Any
 from quantpipe.engine.config import EngineConfig
 from quantpipe.errors import DataError
 from quantpipe.formats.artifact import Artifact
-from quantpipe.gate.record import GATE_NAME, read_gate_json
+from quantpipe.serve.gate_check import find_verdict
 
 # Settings of an engine that change what a model says, if only a little.
 NUMERIC_SETTINGS = ("backend", "kv_dtype", "activations", "activation_divisor", "window_tokens", "sink_tokens")
@@ -18,7 +18,8 @@ NUMERIC_SETTINGS = ("backend", "kv_dtype", "activations", "activation_divisor", 
 
 @dataclass(frozen=True)
 class GateFacts:
-    """A verdict: ``PASS``, ``FAIL`` or ``UNSURE``, by which recipe (its digest: SHA-256 in hex), and when.
+    """A verdict in words (``PASS``, ``PASS with waivers``, ``FAIL``, ``UNSURE``), by which recipe (its digest: SHA-256
+    in hex), and when.
 
     ``served_otherwise`` are the engine settings that were others when it was judged.
     """
@@ -78,17 +79,15 @@ def served_facts(folder: Path, config: EngineConfig) -> ServedFacts:
 
 
 def gate_facts(folder: Path, config: EngineConfig) -> GateFacts | None:
-    """The verdict that lies beside ``folder``, if it is about what ``folder`` holds now: its weights are hashed."""
-    path = folder.resolve().parent / GATE_NAME
-    if not path.is_file():
+    """The verdict on what ``folder`` holds now, if one lies beside it: its weights are hashed."""
+    found = find_verdict(folder)
+    if found is None:
         return None
     try:
-        result, context = read_gate_json(path)
         artifact = Artifact.open(folder)
-        if context.artifact_digest != artifact.digest:
-            return None
     except DataError:
         return None
+    context = found.context
     served = asdict(config) | {"kv_dtype": config.kv_dtype or artifact.kv_cache}
     otherwise = tuple(name for name in NUMERIC_SETTINGS if context.engine.get(name) != served[name])
-    return GateFacts(str(result.verdict), context.recipe_name, context.recipe_digest, context.date, otherwise)
+    return GateFacts(found.result.title, context.recipe_name, context.recipe_digest, context.date, otherwise)

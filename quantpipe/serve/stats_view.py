@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from quantpipe import __version__
 from quantpipe.engine.stats import EngineStats
 from quantpipe.serve.arms.arm import Arm
-from quantpipe.serve.health import engine_health
+from quantpipe.serve.health import arm_health
 from quantpipe.serve.recent import RecentValues, percentiles_of
 from quantpipe.serve.request_metrics import RATE_WINDOW_S, RequestMetrics
 from quantpipe.serve.serving import Serving
@@ -57,7 +57,7 @@ def _arm(serving: Serving, number: int) -> ArmView:
         name=arm.name,
         share=serving.shares[number],
         is_shadow=number >= len(serving.answering),
-        health=engine_health(arm.engine),
+        health=arm_health(arm),
         routed={} if serving.routing is None else dict(serving.routing.numbers(arm.label)),
         running=stats.num_running,
         waiting=stats.num_waiting,

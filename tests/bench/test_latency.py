@@ -23,7 +23,9 @@ from quantpipe.bench.latency import (
 )
 from quantpipe.engine.request import FinishReason, RequestOutput, SamplingParams, StepOutput
 from quantpipe.errors import DataError, RecipeError
-from quantpipe.gate.judge import Limit, Measurement, Verdict, is_known_metric, judge, measurement_problem
+from quantpipe.gate.judge import Measurement, Verdict, judge, measurement_problem
+from quantpipe.gate.limits import Limit
+from quantpipe.gate.metrics import is_known_metric
 from quantpipe.recipe.schema import BenchSection
 
 TEXT = tuple(range(5000))

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,37 @@ def test_the_base_against_itself_passes_and_is_identical(make_project: Callable[
     assert values == {"perplexity_ratio": 1.0, "mean_kl": 0.0, "accuracy_loss_points": 0.0}
 
 
+def test_stored_results_are_judged_by_other_limits_and_serving_follows(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project = Path(shutil.copytree(finished, tmp_path / "project"))
+    first, bound = read_gate_json(project / "run" / "gate.json")
+    gate = ["gate", str(project / "recipe.yaml")]
+    assert cli.run(gate) == 0
+    again, context = read_gate_json(project / "run" / "gate.json")
+    assert again == first
+    digests = (context.suite_digest, context.text_digest, context.engine_digest, context.manifest_digest)
+    assert all(len(digest) == 64 for digest in digests)
+    assert replace(context, date=bound.date) == bound
+    limits = "[{metric: accuracy, max_drop_points: 60, task: tiny_choice}, {metric: mean_kl, at_most: 1.0e-5}]"
+    assert cli.run([*gate, "--set", f"gate={limits}"]) == 4
+    capsys.readouterr()
+    assert cli.run(["serve", str(project / "run" / "artifact"), "--port", "0"]) == 4
+    assert "gate.json is FAIL; judge it" in capsys.readouterr().err
+    assert cli.run([*gate, "--set", "gate=[{metric: accuracy, max_drop_points: 60, task: choice}]"]) == 2
+    assert "gate[0].task: no item is of task 'choice' (known: tiny_choice)" in capsys.readouterr().err
+
+
+def test_limit_on_a_task_that_the_suite_has_not_is_refused_before_any_work(
+    make_project: Callable[[], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_project()
+    gate = "gate=[{metric: accuracy, max_drop_points: 60, task: tiny_choise}]"
+    assert cli.run(["run", str(folder / "recipe.yaml"), "--quiet", "--set", gate]) == 2
+    assert "gate[0].task: the suite has no task 'tiny_choise'; did you mean 'tiny_choice'?" in capsys.readouterr().err
+    assert not (folder / "run").exists()
+
+
 def damage(artifact: Path, folder: Path) -> Path:
     """Permute the scales of one layer's linears."""
     damaged = Path(shutil.copytree(artifact, folder / "damaged"))
@@ -129,7 +161,9 @@ def test_one_flipped_bit_is_never_released_or_served(
     recipe = ["gate", str(finished / "recipe.yaml"), "--quiet", "--set", f"output={tmp_path / 'out'}"]
     assert cli.run([*recipe, "--artifact", str(flipped)]) == 4
     capsys.readouterr()
-    assert cli.run(["serve", str(flipped), "--port", "0"]) == 3
+    assert cli.run(["serve", str(flipped), "--port", "0"]) == 4  # no verdict lies beside it
+    assert "no verdict on these files" in capsys.readouterr().err
+    assert cli.run(["serve", str(flipped), "--port", "0", "--allow-ungated"]) == 3
     assert "differs from its digest" in capsys.readouterr().err
 
 
@@ -166,7 +200,7 @@ def test_an_incomplete_artifact_is_refused_before_anything_is_measured(
     save_file(tensors, broken / "model.safetensors", metadata={"format": "pt"})
     for command in (
         ["verify", str(broken)],
-        ["serve", str(broken), "--port", "0"],
+        ["serve", str(broken), "--port", "0", "--allow-ungated"],
         ["gate", str(finished / "recipe.yaml"), "--artifact", str(broken), "--quiet"],
     ):
         assert cli.run(command) == 3

@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from quantpipe.errors import DataError
+from quantpipe.evaluate.comparison import compare
 from quantpipe.evaluate.items import SuiteResult
-from quantpipe.evaluate.suite import compare, load_suite, run_suite
+from quantpipe.evaluate.suite import load_suite, run_suite
 from tests.evaluate.conftest import BigramEngine, CharCodec, random_table, speaking_table
 
 CHOICE_YAML = """
@@ -146,7 +147,7 @@ def test_the_digest_does_not_depend_on_where_the_suite_lies(
 
 def test_a_model_against_itself_loses_nothing(folder: Path, codec: CharCodec) -> None:
     suite = load_suite(folder)
-    loss = compare(run_suite(knowing_engine(), codec, suite), run_suite(knowing_engine(), codec, suite))
+    loss = compare(run_suite(knowing_engine(), codec, suite), run_suite(knowing_engine(), codec, suite)).loss()
     assert (loss.value, loss.num_samples) == (0.0, suite.num_items)
     assert loss.low < 0 < loss.high
 
@@ -158,7 +159,7 @@ def test_a_worse_model_loses_the_items_it_gets_wrong(folder: Path, codec: CharCo
     lost = sum(b.correct and not c.correct for b, c in zip(base.items, silent.items, strict=True))
     gained = sum(c.correct and not b.correct for b, c in zip(base.items, silent.items, strict=True))
     assert lost >= 1
-    assert compare(base, silent).value == pytest.approx(100 * (lost - gained) / 5)
+    assert compare(base, silent).loss().value == pytest.approx(100 * (lost - gained) / 5)
 
 
 def test_different_prompt_tokens_are_refused(folder: Path, codec: CharCodec) -> None:

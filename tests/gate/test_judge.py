@@ -3,27 +3,16 @@
 import math
 import subprocess
 import sys
+from datetime import date
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from pydantic import BaseModel, ConfigDict, ValidationError
 
 from quantpipe.errors import RecipeError
-from quantpipe.gate.judge import (
-    METRICS,
-    Limit,
-    Measurement,
-    Verdict,
-    concurrency_of,
-    is_known_metric,
-    judge,
-    known_metric_names,
-    limit_problem,
-    metric_of,
-    overall,
-    samples_to_decide,
-)
+from quantpipe.gate.judge import Check, Measurement, Verdict, judge, judge_limits, overall, samples_to_decide
+from quantpipe.gate.limits import GateLimit, Limit, limit_problem
+from quantpipe.gate.metrics import metric_of
 
 REASONABLE = st.floats(-1e6, 1e6)
 
@@ -256,57 +245,99 @@ def test_a_value_on_the_limit_gets_no_number() -> None:
     assert "too close" in judge({"accuracy_loss_points": Limit(max=5.0)}, [on_it]).checks[0].reason
 
 
-@pytest.mark.parametrize(
-    ("name", "known"),
-    [
-        ("mean_kl", True),
-        ("output_tok_s_ratio_c8", True),
-        ("ttft_ratio_c128", True),
-        ("ttft_ratio", False),  # without a concurrency it names nothing measured
-        ("ttft_ratio_c0", False),
-        ("ttft_ratio_c08", False),
-        ("ttft_ratio_c", False),
-        ("mean_kl_c8", False),
-        ("ttft_ratio_c1_c8", False),
-        ("", False),
-    ],
-)
-def test_metric_names(name: str, known: bool) -> None:
-    assert is_known_metric(name) is known
-
-
-def test_every_offered_name_is_known_and_every_metric_is_offered() -> None:
-    names = known_metric_names((1, 16))
-    assert all(is_known_metric(name) for name in names)
-    assert {metric_of(name) for name in names} == set(METRICS.values())
-    assert concurrency_of("ttft_ratio_c16") == 16
-    assert concurrency_of("mean_kl") is None
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [{}, {"max": 1.0, "min": 0.0}, {"max": math.nan}, {"min": math.inf}, {"max": "1"}, {"max": True}, {"most": 1.0}],
-)
-def test_malformed_limits_are_refused(fields: dict[str, object]) -> None:
-    with pytest.raises(ValidationError):
-        Limit.model_validate(fields)
-
-
-def test_a_limit_nests_in_a_strict_model_and_takes_whole_numbers() -> None:
-    class Section(BaseModel):
-        model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-        gate: dict[str, Limit]
-
-    section = Section.model_validate({"gate": {"accuracy_loss_points": {"max": 5}}})
-    assert section.gate["accuracy_loss_points"].bound == 5.0
-    assert str(section.gate["accuracy_loss_points"]) == "<= 5"
-    assert str(Limit(min=0.95)) == ">= 0.95"
-
-
 def test_importing_the_gate_loads_neither_torch_nor_rich() -> None:
     code = (
-        "import sys, quantpipe.gate.judge, quantpipe.gate.record, quantpipe.gate.report;"
+        "import sys, quantpipe.gate.judge, quantpipe.gate.limits, quantpipe.gate.record, quantpipe.gate.report;"
         "print([m for m in ('torch', 'rich', 'transformers', 'scipy', 'numpy') if m in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+TODAY = date(2026, 12, 1)
+
+
+def waived(until: str = "2026-12-31", **bound: object) -> GateLimit:
+    waiver = {"reason": "fixed in the next release", "by": "ann", "until": until}
+    return GateLimit.model_validate({"metric": "mean_kl", "waiver": waiver, **(bound or {"at_most": 0.01})})
+
+
+def check_of(entry: GateLimit, found: Measurement | str | None = None) -> Check:
+    measurement = found if found is not None else measured()
+    return judge_limits([entry], lambda _entry, _confidence: measurement, today=TODAY).checks[0]
+
+
+def test_waived_fail_passes_with_its_reason_and_date_and_is_no_plain_pass() -> None:
+    result = judge_limits([waived()], lambda _entry, _confidence: measured(), today=TODAY)
+    assert (result.verdict, result.title) == (Verdict.PASS, "PASS with waivers")
+    (check,) = result.checks
+    assert (check.verdict, check.outcome, check.is_waived) == (Verdict.FAIL, "FAIL (waived)", True)
+    assert "waived by ann until 2026-12-31: fixed in the next release" in check.reason
+
+
+def test_waiver_counts_on_its_last_day_and_not_after_it() -> None:
+    assert check_of(waived("2026-12-01")).is_waived
+    ended = check_of(waived("2026-11-30"))
+    assert (ended.is_waived, ended.counted) == (False, Verdict.FAIL)
+    assert "the waiver by ann ended on 2026-11-30 and no longer counts" in ended.reason
+
+
+def test_undecided_limit_is_waived_too_and_a_needless_waiver_says_so() -> None:
+    assert check_of(waived(at_most=0.03)).outcome == "UNSURE (waived)"
+    passed = check_of(waived(at_most=0.05))
+    assert (passed.outcome, passed.is_waived) == ("PASS", False)
+    assert passed.reason.endswith("the waiver is not needed")
+
+
+@pytest.mark.parametrize("found", ["not measured", measured(value=math.nan), measured(num_samples=2)])
+def test_what_cannot_be_judged_is_never_waived_nor_only_warned_of(found: Measurement | str) -> None:
+    check = check_of(waived(), found)
+    assert (check.counted, check.is_waived) == (Verdict.FAIL, False)
+    assert "what cannot be judged is not waived" in check.reason
+    assert check_of(GateLimit(metric="mean_kl", at_most=0.05, on_unsure="warn"), found).counted is Verdict.FAIL
+
+
+def test_unsure_that_only_warns_lets_a_release_pass_and_fail_does_not() -> None:
+    unsure = GateLimit(metric="mean_kl", at_most=0.03, on_unsure="warn")
+    result = judge_limits([unsure], lambda _entry, _confidence: measured())
+    assert (result.verdict, result.title, result.checks[0].outcome) == (
+        Verdict.PASS, "PASS with warnings", "UNSURE (warns)",
+    )  # fmt: skip
+    assert check_of(GateLimit(metric="mean_kl", at_most=0.01, on_unsure="warn")).counted is Verdict.FAIL
+
+
+def test_fewer_items_than_a_limit_asks_for_fail_and_it_cannot_ask_for_less_than_the_metric() -> None:
+    found = measured("accuracy_loss_points", 0.0, -0.1, 0.1, num_samples=99)
+    asked = {"metric": "accuracy", "max_drop_points": 5.0, "slice": {"language": "de"}}
+    few = check_of(GateLimit.model_validate(asked | {"min_items": 100}), found)
+    assert few.verdict is Verdict.FAIL and "only 99 items; at least 100 are needed" in few.reason
+    assert check_of(GateLimit.model_validate(asked | {"min_items": 99}), found).verdict is Verdict.PASS
+    tiny = measured("accuracy_loss_points", 0.0, -0.1, 0.1, num_samples=19)
+    assert check_of(GateLimit.model_validate(asked | {"min_items": 2}), tiny).verdict is Verdict.FAIL
+
+
+def by_width(entry: GateLimit, confidence: float) -> Measurement:
+    """A figure of 0.03 whose interval grows with the confidence: by 0.01 at 90 %, more above."""
+    half = 0.01 * (1 - math.log10((1 - confidence) / 0.1))
+    return measured(entry.figure, 0.03, 0.03 - half, 0.03 + half, confidence)
+
+
+def test_holm_widens_the_intervals_of_many_limits_and_narrows_again_as_they_are_decided() -> None:
+    close, clear = GateLimit(metric="mean_kl", at_most=0.0415), GateLimit(metric="perplexity_ratio", at_most=0.09)
+    far = GateLimit(metric="top1_agreement", at_least=0.031)  # undecided at any confidence
+    plain = judge_limits([close, clear, far], by_width)
+    assert [check.verdict for check in plain.checks] == [Verdict.PASS, Verdict.PASS, Verdict.UNSURE]
+    holm = judge_limits([close, clear, far], by_width, correction="holm")
+    assert [check.verdict for check in holm.checks] == [Verdict.UNSURE, Verdict.PASS, Verdict.UNSURE]
+    confidences = [check.measurement.confidence for check in holm.checks if check.measurement]
+    assert confidences == pytest.approx([1 - 0.1 / 2, 1 - 0.1 / 3, 1 - 0.1 / 2])  # two shared the level at last
+    alone = judge_limits([close], by_width, correction="holm")
+    assert alone.checks[0].verdict is Verdict.PASS
+
+
+@given(st.lists(st.floats(0.001, 0.1), min_size=1, max_size=6))
+def test_holm_never_decides_what_a_limit_alone_leaves_undecided(bounds: list[float]) -> None:
+    limits = [GateLimit(metric="mean_kl", at_most=bound) for bound in bounds]
+    plain = judge_limits(limits, by_width).checks
+    for one, corrected in zip(plain, judge_limits(limits, by_width, correction="holm").checks, strict=True):
+        assert corrected.verdict in (one.verdict, Verdict.UNSURE)

@@ -2,6 +2,8 @@
 
 import json
 import math
+from dataclasses import replace
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quantpipe.errors import DataError
-from quantpipe.gate.judge import Limit, Measurement, Verdict, judge
+from quantpipe.gate.judge import Measurement, Verdict, judge, judge_limits
+from quantpipe.gate.limits import GateLimit, Limit, Waiver
 from quantpipe.gate.record import (
     RunContext,
     library_versions,
@@ -31,6 +34,7 @@ CONTEXT = RunContext(
     machine=machine_facts(),
     date=utc_now(),
 )
+DAY = date(2026, 12, 1)
 ANY_FLOAT = st.floats(allow_nan=False)
 
 
@@ -83,6 +87,31 @@ def test_nan_and_infinities_are_written_as_strict_json(tmp_path: Path) -> None:
     assert stored is not None
     assert math.isnan(stored.value)
     assert stored.high == math.inf
+
+
+def test_limits_on_slices_waivers_and_corrections_survive_the_round_trip(tmp_path: Path) -> None:
+    waiver = Waiver(reason="known", by="ann", until=date(2027, 1, 31))
+    limits = [
+        GateLimit(metric="mean_kl", at_most=0.01, waiver=waiver),
+        GateLimit(metric="accuracy", max_drop_relative=0.03, slice={"language": "de"}, vs="previous-release"),
+        GateLimit(metric="mean_kl", at_most=0.03, on_unsure="warn"),
+    ]
+    result = judge_limits(limits, lambda e, _: kl() if e.figure == "mean_kl" else "x", correction="holm", today=DAY)
+    context = replace(CONTEXT, suite_digest="dd" * 32, engine_digest="ee" * 32, measured="2026-12-01")
+    write_gate_json(tmp_path / "gate.json", result, context)
+    assert read_gate_json(tmp_path / "gate.json") == (result, context)
+    record = json.loads((tmp_path / "gate.json").read_text(encoding="utf-8"))
+    assert record["checks"][0]["entry"]["waiver"] == {"reason": "known", "by": "ann", "until": "2027-01-31"}
+    assert [check["is_waived"] for check in record["checks"]] == [True, False, False]
+
+
+def test_record_that_claims_a_waiver_it_does_not_have_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "gate.json"
+    write_gate_json(path, judge({"mean_kl": Limit(max=0.01)}, [kl()]), CONTEXT)
+    text = path.read_text(encoding="utf-8").replace('"is_waived": false', '"is_waived": true')
+    path.write_text(text.replace('"FAIL",\n  "exit_code"', '"PASS",\n  "exit_code"'), encoding="utf-8")
+    with pytest.raises(DataError, match="mean_kl is waived without a waiver"):
+        read_gate_json(path)
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,18 @@
 
 import io
 import math
+from dataclasses import replace
+from datetime import date
 
 import pytest
 from rich.console import Console
 
-from quantpipe.gate.judge import GateResult, Limit, Measurement, Verdict, judge
+from quantpipe.gate.judge import GateResult, Measurement, Verdict, judge, judge_limits
+from quantpipe.gate.limits import GateLimit, Limit, Waiver
 from quantpipe.gate.record import RunContext
 from quantpipe.gate.report import (
     BenchRow,
+    FlipRow,
     ParityRow,
     ReportSections,
     ScoreRow,
@@ -72,6 +76,36 @@ def test_the_report_opens_with_the_verdict_and_holds_every_figure() -> None:
         "quantpipe run recipes/legal.yaml",
     ):
         assert expected in text
+
+
+def test_waived_and_warned_checks_are_told_in_the_first_sentence() -> None:
+    waiver = Waiver(reason="fixed in 1.2", by="ann", until=date(2027, 1, 31))
+    limits = [
+        GateLimit(metric="mean_kl", at_most=0.01, waiver=waiver),
+        GateLimit(metric="mean_kl", at_most=0.03, on_unsure="warn", slice={}),
+    ]
+    found = Measurement("mean_kl", 0.031, 0.028, 0.034, 0.9, 16, "nats")
+    result = judge_limits(limits, lambda _entry, _confidence: found, correction="holm", today=date(2026, 12, 1))
+    text = render_markdown(result, FULL)
+    assert text.splitlines()[0].endswith(": PASS with waivers and warnings")
+    assert text.splitlines()[2].startswith(
+        "**PASS with waivers and warnings**: 0 of 2 checks pass; the candidate may be released. `mean_kl` is FAIL, the"
+        " whole interval is outside the limit; waived by ann until 2027-01-31: fixed in 1.2. `mean_kl` is UNSURE"
+    )
+    assert "| FAIL (waived) | mean_kl |" in text and "| UNSURE (warns) | mean_kl |" in text
+    assert "widened by Holm's method" in text
+    console = Console(file=io.StringIO(), width=80, color_system=None)
+    console.print(render_table(result))
+    assert isinstance(console.file, io.StringIO)
+    assert "Gate: PASS with waivers and warnings" in console.file.getvalue()
+    assert "waived by ann" in console.file.getvalue()
+
+
+def test_flips_are_listed_by_cluster() -> None:
+    flips = tuple(FlipRow("code", f"c{n}", (f"i{n}",), (), n % 2) for n in range(45))
+    text = render_markdown(a_result(), replace(FULL, flips=flips))
+    assert "| code | c1 | i1 |  | 1 |" in text
+    assert "5 more clusters have flips." in text
 
 
 def test_every_table_row_has_as_many_cells_as_its_heading() -> None:

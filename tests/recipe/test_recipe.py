@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quantpipe.errors import EXIT_DATA, EXIT_USAGE, DataError, RecipeError
-from quantpipe.gate.judge import Limit
+from quantpipe.gate.limits import Limit
 from quantpipe.recipe.model_source import FolderSource, GgufSource, HubSource, PypiSource, parse_source
 from quantpipe.recipe.quantize_section import W4A16, GptqSolver, QuantizeSection, RtnSolver, SmoothquantTransform
 from quantpipe.recipe.reference import key_reference, recipe_schema, summary, write_key_reference
@@ -131,8 +131,8 @@ MISTAKES = {
     "misspelt section": (
         "bench: {}",
         "bensch: {}",
-        "r.yaml:11:1: unknown key 'bensch'; did you mean 'bench'? (known: bench, calibration, engine, evaluate, gate, "
-        "model, name, output, quantize, version)",
+        "r.yaml:11:1: unknown key 'bensch'; did you mean 'bench'? (known: bench, calibration, correction, engine, "
+        "evaluate, gate, model, name, output, previous_release, quantize, version)",
     ),
     "unknown solver": (
         "  solver: rtn",

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from quantpipe import __version__
+from quantpipe.serve.health import health_of
+from quantpipe.serve.served_facts import GateFacts, ServedFacts
 
 Server = Any
 StartServer = Callable[..., Any]
@@ -14,7 +16,14 @@ def test_a_server_that_serves_is_alive_and_ready(server: Server) -> None:
         response = server.http.get(path)
         assert response.status_code == 200
         assert response.json()["status"] == "ok" and response.json()["reason"] is None
+        assert response.json()["verdict"] is None  # nothing is known of what this engine serves
     assert server.http.get("/version").json() == {"version": __version__}
+
+
+def test_verdict_on_what_is_served_is_shown(server: Server) -> None:
+    gate = GateFacts("PASS with waivers", "r", "ab" * 32, "2026-12-01")
+    facts = ServedFacts("artifact", "d", "auto", "cpu", gate=gate)
+    assert health_of(server.engine_loop, facts).verdict == "PASS with waivers"
 
 
 def test_one_that_stops_is_alive_and_not_ready(start_server: StartServer, make_engine: Callable[..., Any]) -> None:

@@ -10,7 +10,8 @@ import pytest
 from quantpipe.engine.config import EngineConfig
 from quantpipe.errors import ArtifactError
 from quantpipe.formats.artifact import Artifact
-from quantpipe.gate.judge import Limit, Measurement, judge
+from quantpipe.gate.judge import Measurement, judge
+from quantpipe.gate.limits import Limit
 from quantpipe.gate.record import RunContext, write_gate_json
 from quantpipe.serve.served_facts import FactsReader, gate_facts, served_facts
 

@@ -121,7 +121,7 @@ function showFacts(served) {
   const chip = byId("verdict");
   chip.hidden = false;
   chip.textContent = gate ? gate.verdict : "not judged";
-  chip.className = `chip ${gate ? { PASS: "good", FAIL: "bad" }[gate.verdict] || "open" : "open"}`;
+  chip.className = `chip ${gate ? { PASS: "good", FAIL: "bad" }[gate.verdict.split(" ")[0]] || "open" : "open"}`;
   const schemes = Object.entries(served.schemes).map(([name, count]) => `${name} (${count} layers)`).join(", ");
   const rows = [
     ["artifact", served.artifact && `${served.artifact} (${(served.artifact_digest || "").slice(0, 12)})`],

@@ -1,0 +1,135 @@
+"""Judging the stored results of a run once more, by the recipe as it is now: limits may have changed, nothing else may.
+
+Imports nothing that runs a model, and takes milliseconds.
+"""
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from quantpipe.errors import DataError, RecipeError
+from quantpipe.evaluate.comparison import Comparison
+from quantpipe.evaluate.items import ItemResult
+from quantpipe.formats.digests import artifact_digest, file_stamps, tree_digest
+from quantpipe.gate.judge import GateResult, Verdict
+from quantpipe.gate.record import (
+    ARTIFACT_FOLDER,
+    GATE_NAME,
+    REPORT_NAME,
+    read_gate_json,
+    utc_now,
+    write_gate_json,
+    write_text_atomically,
+)
+from quantpipe.gate.report import render_markdown
+from quantpipe.recipe.schema import Recipe
+from quantpipe.verdict.results import Results, judge_results
+from quantpipe.verdict.stored import Source, StoredRun, read_results
+
+# What decides what a run measures. Paths are left out: what lies there is compared instead.
+SECTIONS = ("model", "calibration", "quantize", "engine", "evaluate", "bench")
+AGAIN = "so run the recipe again"
+
+
+def source_of(recipe: Recipe, artifact: Path) -> Source:
+    """What results of a recipe's run would be of, as everything lies now. DataError where something is not there."""
+    evaluate = recipe.evaluate
+    text = evaluate.divergence.text if evaluate is not None and evaluate.divergence is not None else None
+    return Source(
+        sections={name: _section_digest(recipe, name) for name in SECTIONS},
+        suite_files="" if evaluate is None else tree_digest(evaluate.suite),
+        text_files="" if text is None else tree_digest(text),
+        stamps=file_stamps(artifact),
+    )
+
+
+def _section_digest(recipe: Recipe, name: str) -> str:
+    section = getattr(recipe, name)
+    left_out = {"suite": True, "divergence": {"text": True}} if name == "evaluate" else {}
+    dumped = None if section is None else section.model_dump(mode="json", exclude=left_out)
+    return hashlib.sha256(json.dumps(dumped, sort_keys=True).encode()).hexdigest()
+
+
+def rejudge(recipe: Recipe) -> GateResult:
+    """Judge what is stored under ``recipe.output`` of the artifact there; write ``gate.json`` and ``report.md`` anew.
+
+    RecipeError without limits, for limits on what no item has, and for a limit on what was not measured. DataError
+    where the results are missing, or of anything else than the recipe, the artifact and the evals as they are now.
+    """
+    recipe.require_gate()
+    artifact = recipe.output / ARTIFACT_FOLDER
+    run = read_results(recipe.output)
+    _require_fit(recipe, artifact, run)
+    results = with_previous(recipe, run.results)
+    _require_measured(recipe, results)
+    result = judge_results(recipe, results)
+    context = replace(run.sections.context, recipe_name=recipe.name, recipe_digest=recipe.digest, date=utc_now())
+    write_verdict(recipe.output, result, replace(run, sections=replace(run.sections, context=context)))
+    return result
+
+
+def write_verdict(output: Path, result: GateResult, run: StoredRun) -> None:
+    """Write ``gate.json`` and ``report.md`` under ``output``. DataError if the disk refuses."""
+    write_gate_json(output / GATE_NAME, result, run.sections.context)
+    write_text_atomically(output / REPORT_NAME, render_markdown(result, run.sections))
+
+
+def _require_fit(recipe: Recipe, artifact: Path, run: StoredRun) -> None:
+    now, then = source_of(recipe, artifact), run.source
+    for name in SECTIONS:
+        if now.sections[name] != then.sections.get(name):
+            raise RecipeError(f"{name}: changed since the results in {recipe.output} were measured, {AGAIN}")
+    if now.suite_files != then.suite_files:
+        raise DataError(f"evaluate.suite: changed since the results in {recipe.output} were measured, {AGAIN}")
+    if now.text_files != then.text_files:
+        text = f"changed since the results in {recipe.output} were measured"
+        raise DataError(f"evaluate.divergence.text: {text}, {AGAIN}")
+    if now.stamps != then.stamps and artifact_digest(artifact) != run.sections.context.artifact_digest:
+        raise DataError(f"{artifact}: is not the artifact that the results in {recipe.output} are of, {AGAIN}")
+
+
+def _require_measured(recipe: Recipe, results: Results) -> None:
+    for number, entry in enumerate(recipe.limits):
+        if results.measure(entry) == "not measured":
+            where = f"gate[{number}].metric" if isinstance(recipe.gate, tuple) else f"gate.{entry.figure}"
+            raise RecipeError(f"{where}: {entry.label} was not measured when the recipe ran, {AGAIN}")
+
+
+def read_previous(recipe: Recipe) -> tuple[ItemResult, ...]:
+    """What the candidate of ``recipe.previous_release`` made of its suite; nothing where a recipe names none.
+
+    DataError where that folder holds no release that passed.
+    """
+    folder = recipe.previous_release
+    if folder is None:
+        return ()
+    verdict, context = read_gate_json(folder / GATE_NAME)
+    if verdict.verdict is not Verdict.PASS:
+        raise DataError(f"previous_release: the verdict in {folder} is {verdict.title}; give a release that passed")
+    before = read_results(folder)
+    if before.sections.context.artifact_digest != context.artifact_digest:
+        raise DataError(f"previous_release: the results in {folder} are not of the artifact that passed; run it again")
+    return () if before.results.comparison is None else tuple(cand for _, cand in before.results.comparison.pairs)
+
+
+def with_previous(recipe: Recipe, results: Results) -> Results:
+    """``results`` with the items of the earlier release beside those of the candidate, where the recipe names one.
+
+    DataError where that was not asked exactly the same (and as ``read_previous``).
+    """
+    folder = recipe.previous_release
+    if folder is None or results.comparison is None:
+        return results
+    known = {(item.task, item.doc_id): item for item in read_previous(recipe)}
+    pairs = []
+    for _, cand in results.comparison.pairs:
+        earlier = known.get((cand.task, cand.doc_id))
+        if earlier is None or earlier.prompt_digest != cand.prompt_digest:
+            what = "has no result of" if earlier is None else "was given other prompt tokens for"
+            raise DataError(
+                f"previous_release: {folder} {what} item {cand.task}/{cand.doc_id}; judge that artifact by this "
+                "recipe's suite first (quantpipe gate --artifact)"
+            )
+        pairs.append((earlier, cand))
+    return replace(results, previous=Comparison(tuple(pairs)))

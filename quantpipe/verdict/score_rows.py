@@ -1,0 +1,59 @@
+"""A suite's results for the report: scores by task and domain, and flipped items by cluster."""
+
+from quantpipe.errors import DataError
+from quantpipe.evaluate.comparison import Comparison, Pair, is_near_tie
+from quantpipe.gate.report import FlipRow, ScoreRow, figure, interval_ends
+
+WHOLE = "whole suite"
+
+
+def score_rows(comparison: Comparison) -> tuple[ScoreRow, ...]:
+    """The whole suite, then its tasks and its domains where there are several: right items, flips both ways."""
+    tasks = list(dict.fromkeys(base.task for base, _ in comparison.pairs))
+    domains = [name for name in dict.fromkeys(base.domain for base, _ in comparison.pairs) if name not in tasks]
+    rows = [(WHOLE, comparison)]
+    rows += [(task, comparison.select(task)) for task in tasks] if len(tasks) > 1 else []
+    rows += [(domain, comparison.of_domain(domain)) for domain in domains] if len(domains) > 1 else []
+    return tuple(_row(name, part) for name, part in rows)
+
+
+def _row(name: str, part: Comparison) -> ScoreRow:
+    return ScoreRow(
+        name,
+        len(part.pairs),
+        sum(base.correct for base, _ in part.pairs),
+        sum(cand.correct for _, cand in part.pairs),
+        len(part.lost),
+        len(part.gained),
+        part.num_changed,
+        part.num_near_ties,
+        part.mcnemar_p,
+        _recovery(part),
+    )
+
+
+def _recovery(part: Comparison) -> str:
+    try:
+        found = part.recovery()
+    except DataError:  # one cluster: there is nothing to compare it with
+        return "-"
+    return f"{figure(100 * found.value)} % ({interval_ends(found)})"
+
+
+def flip_rows(comparison: Comparison) -> tuple[FlipRow, ...]:
+    """Flipped items by cluster, the clusters with most flips first; by name, without what was asked or answered."""
+    flips: dict[tuple[str, str], list[tuple[bool, Pair]]] = {}
+    for is_loss, pairs in ((True, comparison.lost), (False, comparison.gained)):
+        for pair in pairs:
+            flips.setdefault((pair[0].task, pair[0].cluster), []).append((is_loss, pair))
+    ordered = sorted(flips.items(), key=lambda each: (-len(each[1]), each[0]))
+    return tuple(
+        FlipRow(
+            task,
+            cluster,
+            tuple(pair[0].doc_id for is_loss, pair in found if is_loss),
+            tuple(pair[0].doc_id for is_loss, pair in found if not is_loss),
+            sum(is_near_tie(pair) for _, pair in found),
+        )
+        for (task, cluster), found in ordered
+    )
