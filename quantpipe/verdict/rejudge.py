@@ -25,7 +25,7 @@ from quantpipe.gate.record import (
 from quantpipe.gate.report import render_markdown
 from quantpipe.recipe.schema import Recipe
 from quantpipe.verdict.results import Results, judge_results
-from quantpipe.verdict.stored import Source, StoredRun, read_results
+from quantpipe.verdict.stored import Source, StoredRun, read_results, with_scores
 
 # What decides what a run measures. Paths are left out: what lies there is compared instead.
 SECTIONS = ("model", "calibration", "quantize", "engine", "evaluate", "bench")
@@ -65,7 +65,8 @@ def rejudge(recipe: Recipe) -> GateResult:
     _require_measured(recipe, results)
     result = judge_results(recipe, results)
     context = replace(run.sections.context, recipe_name=recipe.name, recipe_digest=recipe.digest, date=utc_now())
-    write_verdict(recipe.output, result, replace(run, sections=replace(run.sections, context=context)))
+    sections = with_scores(replace(run.sections, context=context), results, recipe.limits)
+    write_verdict(recipe.output, result, replace(run, sections=sections))
     return result
 
 
