@@ -105,10 +105,13 @@ def read_previous(recipe: Recipe) -> tuple[ItemResult, ...]:
     folder = recipe.previous_release
     if folder is None:
         return ()
-    verdict, context = read_gate_json(folder / GATE_NAME)
+    try:
+        verdict, context = read_gate_json(folder / GATE_NAME)
+        before = read_results(folder)
+    except DataError as error:
+        raise DataError(f"previous_release: {error}") from error
     if verdict.verdict is not Verdict.PASS:
         raise DataError(f"previous_release: the verdict in {folder} is {verdict.title}; give a release that passed")
-    before = read_results(folder)
     if before.sections.context.artifact_digest != context.artifact_digest:
         raise DataError(f"previous_release: the results in {folder} are not of the artifact that passed; run it again")
     return () if before.results.comparison is None else tuple(cand for _, cand in before.results.comparison.pairs)

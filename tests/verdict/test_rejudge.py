@@ -197,7 +197,7 @@ def test_earlier_release_that_is_none_is_refused(released: Recipe, name: str, ol
         file.write_text(file.read_text().replace(old, new, 1))
     else:
         file.unlink()
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=f"^previous_release: .*{message}"):
         rejudge(released)
 
 
