@@ -1,7 +1,7 @@
 """How often the gate is wrong about lost accuracy: simulated suites, by size, margin, flips and clusters.
 
 A false pass: the true loss is exactly the margin, the smallest that must not pass, and the verdict is PASS. A false
-fail: as true, and the verdict is FAIL. Each is promised in at most 5 % of suites. `right pass`: nothing is lost, and
+fail: as true, and the verdict is FAIL. Each is to stay near 5 % of suites. `right pass`: nothing is lost, and
 the verdict is PASS; the rest stays UNSURE. Items of a cluster flip together with the chance `--shared`.
 """
 

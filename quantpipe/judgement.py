@@ -184,7 +184,7 @@ def judge_candidate(
         quantization=quantization,
         commands=commands,
     )
-    run = StoredRun(results, source_of(recipe, folder), with_scores(sections, results))
+    run = StoredRun(results, source_of(recipe, folder), with_scores(sections, results, recipe.limits))
     write_results(output, run)  # before they are judged: what was measured is not lost by a limit on nothing
     result = judge_results(recipe, with_previous(recipe, results))
     write_verdict(output, result, run)

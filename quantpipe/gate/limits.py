@@ -147,10 +147,15 @@ class GateLimit(Section):
         return Limit(max=self.at_most, min=self.at_least)
 
     @property
+    def items(self) -> str:
+        """Which items of the suite; empty for all."""
+        task = [self.task] if self.task else []
+        return ", ".join([*task, *(f"{name}={value}" for name, value in self.slice.items())])
+
+    @property
     def scope(self) -> str:
         """Which items, and against what, where that is not the whole suite against the base model."""
-        parts = [*([self.task] if self.task else []), *(f"{name}={value}" for name, value in self.slice.items())]
-        return ", ".join(parts + ([f"vs {self.vs}"] if self.vs != "baseline" else []))
+        return ", ".join(filter(None, (self.items, f"vs {self.vs}" if self.vs != "baseline" else "")))
 
     @property
     def label(self) -> str:

@@ -25,7 +25,7 @@ from quantpipe.gate.record import (
 from quantpipe.gate.report import render_markdown
 from quantpipe.recipe.schema import Recipe
 from quantpipe.verdict.results import Results, judge_results
-from quantpipe.verdict.stored import Source, StoredRun, read_results
+from quantpipe.verdict.stored import Source, StoredRun, read_results, with_scores
 
 # What decides what a run measures. Paths are left out: what lies there is compared instead.
 SECTIONS = ("model", "calibration", "quantize", "engine", "evaluate", "bench")
@@ -65,7 +65,8 @@ def rejudge(recipe: Recipe) -> GateResult:
     _require_measured(recipe, results)
     result = judge_results(recipe, results)
     context = replace(run.sections.context, recipe_name=recipe.name, recipe_digest=recipe.digest, date=utc_now())
-    write_verdict(recipe.output, result, replace(run, sections=replace(run.sections, context=context)))
+    sections = with_scores(replace(run.sections, context=context), results, recipe.limits)
+    write_verdict(recipe.output, result, replace(run, sections=sections))
     return result
 
 
@@ -104,10 +105,13 @@ def read_previous(recipe: Recipe) -> tuple[ItemResult, ...]:
     folder = recipe.previous_release
     if folder is None:
         return ()
-    verdict, context = read_gate_json(folder / GATE_NAME)
+    try:
+        verdict, context = read_gate_json(folder / GATE_NAME)
+        before = read_results(folder)
+    except DataError as error:
+        raise DataError(f"previous_release: {error}") from error
     if verdict.verdict is not Verdict.PASS:
         raise DataError(f"previous_release: the verdict in {folder} is {verdict.title}; give a release that passed")
-    before = read_results(folder)
     if before.sections.context.artifact_digest != context.artifact_digest:
         raise DataError(f"previous_release: the results in {folder} are not of the artifact that passed; run it again")
     return () if before.results.comparison is None else tuple(cand for _, cand in before.results.comparison.pairs)

@@ -1,20 +1,24 @@
 """A suite's results for the report: scores by task and domain, and flipped items by cluster."""
 
+from collections.abc import Sequence
+
 from quantpipe.errors import DataError
 from quantpipe.evaluate.comparison import Comparison, Pair, is_near_tie
+from quantpipe.gate.limits import GateLimit
 from quantpipe.gate.report import FlipRow, ScoreRow, figure, interval_ends
 
 WHOLE = "whole suite"
 
 
-def score_rows(comparison: Comparison) -> tuple[ScoreRow, ...]:
-    """The whole suite, then its tasks and its domains where there are several: right items, flips both ways."""
+def score_rows(comparison: Comparison, limits: Sequence[GateLimit] = ()) -> tuple[ScoreRow, ...]:
+    """The whole suite, then its tasks and its domains where there are several, and the slices that limits are on."""
     tasks = list(dict.fromkeys(base.task for base, _ in comparison.pairs))
     domains = [name for name in dict.fromkeys(base.domain for base, _ in comparison.pairs) if name not in tasks]
     rows = [(WHOLE, comparison)]
     rows += [(task, comparison.select(task)) for task in tasks] if len(tasks) > 1 else []
     rows += [(domain, comparison.of_domain(domain)) for domain in domains] if len(domains) > 1 else []
-    return tuple(_row(name, part) for name, part in rows)
+    rows += [(entry.items, comparison.select(entry.task, entry.slice)) for entry in limits if entry.slice]
+    return tuple(_row(name, part) for name, part in dict(rows).items() if part.pairs)
 
 
 def _row(name: str, part: Comparison) -> ScoreRow:

@@ -7,7 +7,7 @@ JSON; nothing here needs a model, or what runs one.
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from quantpipe.errors import DataError
 from quantpipe.evaluate.comparison import Comparison, Pair
 from quantpipe.evaluate.items import ItemResult
 from quantpipe.evaluate.window_rows import WindowRow
+from quantpipe.gate.limits import GateLimit
 from quantpipe.gate.record import (
     ITEMS_NAME,
     MEASUREMENTS_NAME,
@@ -48,7 +49,8 @@ class Source:
 
 @dataclass(frozen=True)
 class StoredRun:
-    """Results, what they are of, and all else that their report says. ``sections.context`` is the first verdict's."""
+    """Results, what they are of, and all else that their report says: ``sections``, without scores where they were read
+    back, which follow from the results. Their context is the first verdict's."""
 
     results: Results
     source: Source
@@ -105,11 +107,11 @@ def read_results(output: Path) -> StoredRun:
         raise DataError(f"{path}: no results of a run: {found}; run the recipe again") from error
 
 
-def with_scores(sections: ReportSections, results: Results) -> ReportSections:
-    """``sections`` with what the items say."""
+def with_scores(sections: ReportSections, results: Results, limits: Sequence[GateLimit]) -> ReportSections:
+    """``sections`` with what the items say, by task, domain, and slice that limits are on."""
     if results.comparison is None:
         return sections
-    return replace(sections, scores=score_rows(results.comparison), flips=flip_rows(results.comparison))
+    return replace(sections, scores=score_rows(results.comparison, limits), flips=flip_rows(results.comparison))
 
 
 def _run_of(record: Record, pairs: tuple[Pair, ...]) -> StoredRun:
@@ -131,7 +133,7 @@ def _run_of(record: Record, pairs: tuple[Pair, ...]) -> StoredRun:
         quantization=tuple((name, value) for name, value in report["quantization"]),
         commands=tuple(report["commands"]),
     )
-    return StoredRun(results, Source(**record["source"]), with_scores(sections, results))
+    return StoredRun(results, Source(**record["source"]), sections)
 
 
 def _item_record(pair: Pair) -> Record:

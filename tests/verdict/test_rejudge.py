@@ -66,7 +66,7 @@ def store(recipe: Recipe, results: Results) -> StoredRun:
         manifest_digest=file_digest(artifact / MANIFEST_NAME), measured="2026-01-01",
     )  # fmt: skip
     sections = ReportSections(context, notes=("a note",), parity=(ParityRow("a == b", float("nan"), 1e-3),))
-    run = StoredRun(results, source_of(recipe, artifact), with_scores(sections, results))
+    run = StoredRun(results, source_of(recipe, artifact), with_scores(sections, results, recipe.limits))
     write_results(recipe.output, run)
     return run
 
@@ -103,6 +103,8 @@ def test_a_slice_may_be_limited_that_was_not_when_it_ran(project: Path) -> None:
     limit = "  - {metric: accuracy, max_drop_points: 1, slice: {language: de}}\noutput"
     result = rejudge(loaded(project, old="output", new=limit))
     assert [check.verdict for check in result.checks] == [Verdict.PASS, Verdict.PASS, Verdict.FAIL]
+    report = (project / "run" / "report.md").read_text()
+    assert "| language=de | 200 | 200 | 194 | 6 | 0 | 6 | 6 | 0.03125 | 97 % (" in report
 
 
 @pytest.mark.parametrize(
@@ -195,7 +197,7 @@ def test_earlier_release_that_is_none_is_refused(released: Recipe, name: str, ol
         file.write_text(file.read_text().replace(old, new, 1))
     else:
         file.unlink()
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=f"^previous_release: .*{message}"):
         rejudge(released)
 
 
