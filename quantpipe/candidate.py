@@ -29,8 +29,7 @@ from quantpipe.errors import ArtifactError, DataError, QuantpipeError, RecipeErr
 from quantpipe.evaluate.parity import check_parity, memory_shortage, require_parity
 from quantpipe.formats.artifact import Artifact, verify
 from quantpipe.formats.artifact_writer import estimated_bytes, write_artifact
-from quantpipe.formats.digests import file_digest
-from quantpipe.formats.kv_scales import KV_SCALES_NAME
+from quantpipe.formats.digests import KV_SCALES_NAME, file_digest
 from quantpipe.gate.record import library_versions, withdraw_verdict, write_text_atomically
 from quantpipe.gate.report import ParityRow
 from quantpipe.quantize.by_recipe import (
@@ -38,7 +37,6 @@ from quantpipe.quantize.by_recipe import (
     check_transforms,
     open_model,
     quantize_model,
-    scheme_of,
     targets_of,
 )
 from quantpipe.quantize.layer_table import layer_table
@@ -53,6 +51,7 @@ from quantpipe.recipe.lengths import check_length
 from quantpipe.recipe.quantize_rules import reads_data
 from quantpipe.recipe.quantize_section import GptqSolver
 from quantpipe.recipe.schema import Recipe
+from quantpipe.recipe.schemes import scheme_of
 from quantpipe.report import Reporter
 from quantpipe.sources.base_model import BaseModel
 

@@ -16,6 +16,7 @@ from quantpipe.formats.weight_file import TensorPlace, read_header
 MANIFEST_NAME = "quantpipe.json"
 WEIGHTS_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
+KV_SCALES_NAME = "kv_scales.safetensors"
 _CHUNK_BYTES = 1 << 20
 
 

@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from quantpipe.errors import ArtifactError
+from quantpipe.formats.digests import KV_SCALES_NAME
 
-KV_SCALES_NAME = "kv_scales.safetensors"
 _TENSOR_NAME = "model.layers.{layer}.self_attn.{part}_scale"
 
 

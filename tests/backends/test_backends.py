@@ -13,8 +13,8 @@ from quantpipe.backends import BACKENDS
 from quantpipe.backends.protocol import Activations, BatchInput, Executor, KVCache
 from quantpipe.errors import ArtifactError
 from quantpipe.formats.artifact import Artifact
+from quantpipe.formats.digests import KV_SCALES_NAME
 from quantpipe.formats.kv_mode import KV_MODES
-from quantpipe.formats.kv_scales import KV_SCALES_NAME
 from quantpipe.formats.scheme import GROUP_SIZES, WeightScheme, w4a16, w8a8, weight_only
 from quantpipe.models import describe
 

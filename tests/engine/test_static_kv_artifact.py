@@ -14,7 +14,7 @@ from quantpipe.engine.request import SamplingParams
 from quantpipe.errors import ArtifactError
 from quantpipe.formats.artifact import Artifact, verify
 from quantpipe.formats.artifact_writer import write_artifact
-from quantpipe.formats.kv_scales import KV_SCALES_NAME
+from quantpipe.formats.digests import KV_SCALES_NAME
 from quantpipe.quantize.kv_int8 import KVObserver
 from quantpipe.quantize.model.block_runs import QUANTIZED, HiddenStates, StoredBatches, capture_block_inputs, run_block
 from quantpipe.quantize.model.loading import StreamedModel

@@ -8,7 +8,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from quantpipe.errors import ArtifactError
-from quantpipe.formats.kv_scales import KV_SCALES_NAME, KVScales, read_kv_scales
+from quantpipe.formats.digests import KV_SCALES_NAME
+from quantpipe.formats.kv_scales import KVScales, read_kv_scales
 
 NUM_LAYERS, NUM_KV_HEADS = 2, 3
 
