@@ -22,6 +22,7 @@ from quantpipe.cli_bench import bench
 from quantpipe.cli_calibrate import calibrate
 from quantpipe.cli_front import front_arguments, serve_key
 from quantpipe.cli_options import open_reporter, read_recipe, read_settings, recipe_arguments
+from quantpipe.cli_plan import plan
 from quantpipe.cli_traceback import one_line, traceback_text
 from quantpipe.disk import disk_refusal
 from quantpipe.doctor.command import doctor
@@ -77,6 +78,7 @@ def commands(context: click.Context, debug: bool) -> None:
 
 commands.add_command(calibrate)
 commands.add_command(bench)
+commands.add_command(plan)
 commands.add_command(doctor)
 commands.add_command(serve_key)
 
