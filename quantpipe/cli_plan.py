@@ -8,6 +8,7 @@ import click
 if TYPE_CHECKING:
     from quantpipe.plan.devices import GivenSpeeds
     from quantpipe.plan.subject import Subject
+    from quantpipe.plan.validate import ClockName
 
 GB, TERA = 1e9, 1e12
 VALIDATED_CONCURRENCIES, VALIDATED_CONTEXTS = (1, 8), (128, 512)
@@ -30,6 +31,13 @@ VALIDATED_CONCURRENCIES, VALIDATED_CONTEXTS = (1, 8), (128, 512)
 )
 @click.option("--json", "as_data", is_flag=True, help="Print data whose names end in their units.")
 @click.option("--validate", is_flag=True, help="Open the model folder here and compare prediction and measurement.")
+@click.option(
+    "--clock",
+    default="wall",
+    show_default=True,
+    type=click.Choice(["wall", "cpu"]),
+    help="What --validate times by: cpu is one thread's processor time, for a machine that is not idle.",
+)
 def plan(
     subject: Path,
     device: str,
@@ -45,6 +53,7 @@ def plan(
     overrides: tuple[str, ...],
     as_data: bool,
     validate: bool,
+    clock: "ClockName",
 ) -> None:
     """What SUBJECT (a recipe, model folder or config.json) takes and gives on a device; loads no weights."""
     import json
@@ -62,7 +71,7 @@ def plan(
     given = GivenSpeeds(_times(bandwidth, GB), _times(flops, TERA), _times(memory, GB))
     found = changed(read_subject(subject, overrides, config, cache_folder()), scheme, kv_dtype)
     if validate:
-        _validate(subject, found, given, device)
+        _validate(subject, found, given, device, clock)
         return
     load = Load(concurrency, context or default_context(found.shape), found.kv_dtype)
     made = make_plan(found, find_device(device, given), load, wanted)
@@ -73,11 +82,11 @@ def _times(value: float | None, unit: float) -> float | None:
     return None if value is None else value * unit
 
 
-def _validate(folder: Path, subject: "Subject", given: "GivenSpeeds", device: str) -> None:
+def _validate(folder: Path, subject: "Subject", given: "GivenSpeeds", device: str, clock: "ClockName") -> None:
     from quantpipe.errors import RecipeError
 
     if device != "cpu" or not folder.is_dir():
         raise RecipeError("--validate: takes a model folder and this machine's CPU; leave --gpu out")
     from quantpipe.plan.validate import render, validate
 
-    click.echo(render(validate(subject, folder, VALIDATED_CONCURRENCIES, VALIDATED_CONTEXTS, given)), nl=False)
+    click.echo(render(validate(subject, folder, VALIDATED_CONCURRENCIES, VALIDATED_CONTEXTS, given, clock)), nl=False)

@@ -11,7 +11,7 @@ from typing import Literal
 
 from quantpipe.engine.device_memory import HostMemory
 from quantpipe.errors import RecipeError, suggest
-from quantpipe.plan.host_speed import HostSpeed, measure_host
+from quantpipe.plan.host_speed import HostSpeed, has_dot_products, measure_host
 
 Kind = Literal["gpu", "cpu"]
 CPU = "cpu"
@@ -56,8 +56,18 @@ DEVICES: dict[str, Device] = {
         _gpu("RTX4090", 24, 1008, 165.2, 660.6, "NVIDIA Ada architecture paper, float32 accumulation"),
     )
 }
-# How fast the compiled kernels multiply next to a float32 matrix product (bench/README.md, "compiled linears").
-CPU_FLOAT_FACTOR, CPU_WEIGHT_ONLY_FACTOR, CPU_INT8_FACTOR = 1.08, 1.6, 1.8
+
+
+@dataclass(frozen=True)
+class KernelFactors:
+    """How fast the compiled kernels multiply next to a float32 matrix product (bench/README.md, "compiled linears")."""
+
+    bfloat16: float
+    weight_only: float
+    int8: float
+
+
+AVX2_FACTORS, DOT_PRODUCT_FACTORS = KernelFactors(1.08, 1.6, 1.8), KernelFactors(1.05, 1.8, 3.7)
 
 
 @dataclass(frozen=True)
@@ -82,14 +92,14 @@ class GivenSpeeds:
         return [f"--{option}" for option, value in self._options().items() if value is None]
 
 
-def find_device(name: str, given: GivenSpeeds) -> Device:
+def find_device(name: str, given: GivenSpeeds, num_cores: int | None = None) -> Device:
     """The device of that name, with what is ``given`` in place of the table's figures.
 
-    A CPU's are measured where they are not given, in a fraction of a second. RecipeError for an unknown name without
-    all three figures.
+    A CPU's are measured where they are not given, in a fraction of a second, for ``num_cores`` (all, if None).
+    RecipeError for an unknown name without all three figures.
     """
     if name == CPU:
-        return _host(given)
+        return host_device(given, num_cores)
     if name in DEVICES:
         return _with_given(DEVICES[name], given)
     if given.missing:
@@ -116,17 +126,25 @@ def _with_given(device: Device, given: GivenSpeeds) -> Device:
     )
 
 
-def _host(given: GivenSpeeds) -> Device:
+def host_device(given: GivenSpeeds, num_cores: int | None = None) -> Device:
+    """So many cores of this machine; all, if None."""
     is_measured = given.bandwidth_bytes_per_s is None or given.flops_per_s is None
-    measured = measure_host() if is_measured else HostSpeed(0.0, 0.0)
+    measured = measure_host(num_cores) if is_measured else HostSpeed(0.0, 0.0)
+    factors = DOT_PRODUCT_FACTORS if has_dot_products() else AVX2_FACTORS
     flops = given.flops_per_s or measured.flops_per_s
     return Device(
         name=CPU,
         kind="cpu",
         memory_bytes=int(given.memory_bytes or HostMemory().total_bytes()),
         bandwidth_bytes_per_s=given.bandwidth_bytes_per_s or measured.bandwidth_bytes_per_s,
-        float_flops_per_s=CPU_FLOAT_FACTOR * flops,
-        int8_flops_per_s=CPU_INT8_FACTOR * flops,
-        weight_only_flops_per_s=CPU_WEIGHT_ONLY_FACTOR * flops,
-        source=f"{os.cpu_count()} cores, measured just now with numpy" if is_measured else "the command line",
+        float_flops_per_s=factors.bfloat16 * flops,
+        int8_flops_per_s=factors.int8 * flops,
+        weight_only_flops_per_s=factors.weight_only * flops,
+        source=f"{num_cores or os.cpu_count()} cores, measured just now with numpy"
+        if is_measured
+        else "the command line",
     )
+
+
+def _host_source(is_measured: bool, num_cores: int) -> str:
+    return f"{num_cores} cores, measured just now with numpy" if is_measured else "the command line"

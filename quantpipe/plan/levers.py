@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 
 from quantpipe.errors import RecipeError
 from quantpipe.formats.scheme import w4a16
+from quantpipe.plan.burst import times_at
 from quantpipe.plan.devices import Device
 from quantpipe.plan.memory import MOST_SEQUENCES, Load, memory_at
-from quantpipe.plan.roofline import decode_step, prefill, times_at
+from quantpipe.plan.roofline import StepCosts
 from quantpipe.plan.shape import ModelShape
 
 BATCH_FACTOR = 4
@@ -71,35 +72,29 @@ def _batch(shape: ModelShape, device: Device, load: Load) -> Lever:
 def _speculation(shape: ModelShape, device: Device, load: Load) -> Lever:
     """A step checks all guesses; what holds on average is the sum of the chances that the first 1, 2 ... do."""
     gained = sum(ACCEPTED_FRAC**number for number in range(NUM_GUESSES + 1))
-    step = decode_step(shape, device, load, load.context, 1 + NUM_GUESSES)
-    tpot_s = step.expected_s(device) / gained
+    num, tokens_each = load.concurrency, 1 + NUM_GUESSES
+    costs = StepCosts.of(shape, device, load.kv_dtype, num, load.prompt_tokens, load.context)
+    plain_s = costs.step(0, num, num).expected_s(device)
+    ratio = costs.step(0, num, num * tokens_each, tokens_each).expected_s(device) / gained / plain_s
+    before, memory = times_at(shape, device, load), memory_at(shape, device, load)
+    whole_s = num * load.output_tokens / before.output_tok_s
+    saved_s = load.output_tokens * plain_s * (1 - ratio)
+    output_tok_s = num * load.output_tokens / (whole_s - saved_s)
+    tpot_s = before.tpot_s - plain_s * (1 - ratio)
     assumption = f"{NUM_GUESSES} guesses, {ACCEPTED_FRAC:.0%} of them hold: {gained:.2f} tokens a step"
-    return _timed("speculation", assumption, shape, device, load, tpot_s=tpot_s)
+    figures = (output_tok_s / before.output_tok_s, output_tok_s, before.ttft_s, tpot_s)
+    return Lever("speculation", assumption, *figures, memory.total_bytes, memory.num_fitting)
 
 
 def _prefixes(shape: ModelShape, device: Device, load: Load) -> Lever:
-    prompt_tokens = max(1, round(load.prompt_tokens * (1 - SHARED_PROMPT_FRAC)))
-    return _timed("prefix cache", f"{SHARED_PROMPT_FRAC:.0%} of each prompt known", shape, device, load, prompt_tokens)
-
-
-def _timed(
-    name: str,
-    assumption: str,
-    shape: ModelShape,
-    device: Device,
-    load: Load,
-    prompt_tokens: int | None = None,
-    tpot_s: float | None = None,
-) -> Lever:
-    """Of what changes times alone."""
-    before, memory = times_at(shape, device, load), memory_at(shape, device, load)
-    own_tpot_s = before.tpot_s if tpot_s is None else tpot_s
-    read = load.prompt_tokens if prompt_tokens is None else prompt_tokens
-    prompts_s = prefill(shape, device, load.concurrency, read).expected_s(device)
-    output_tok_s = load.concurrency * load.output_tokens / (prompts_s + load.output_tokens * own_tpot_s)
-    ttft_s = before.ttft_s * prompts_s * before.prompt_tok_s / (load.concurrency * load.prompt_tokens)
-    gain = output_tok_s / before.output_tok_s
-    return Lever(name, assumption, gain, output_tok_s, ttft_s, own_tpot_s, memory.total_bytes, memory.num_fitting)
+    """What is known is not read again; it stays in memory all the same."""
+    known = round(SHARED_PROMPT_FRAC * load.prompt_tokens)
+    read = replace(load, context=load.context - known, given_output_tokens=load.output_tokens)
+    before, after = times_at(shape, device, load), times_at(shape, device, read)
+    memory = memory_at(shape, device, load)
+    figures = (after.output_tok_s / before.output_tok_s, after.output_tok_s, after.ttft_s, after.tpot_s)
+    assumption = f"{SHARED_PROMPT_FRAC:.0%} of each prompt known"
+    return Lever("prefix cache", assumption, *figures, memory.total_bytes, memory.num_fitting)
 
 
 def _measured(

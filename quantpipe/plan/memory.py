@@ -10,23 +10,26 @@ from quantpipe.plan.weights import held_bytes
 UTILIZATION = 0.85  # to start with
 MAX_BATCHED_TOKENS = 512  # the engine's default budget of a step
 MOST_SEQUENCES = 256
-# The process around the model. On a CPU measured: an interpreter with torch, the tokenizer and the server's libraries
-# (bench/README.md, "the start of a server"). On a GPU assumed: the driver's context and its libraries.
-PROCESS_BYTES: dict[Kind, int] = {"cpu": 330_000_000, "gpu": 600_000_000}
+# The process around the model. On a CPU measured: an engine's process with torch, without what serves over HTTP
+# (bench/README.md, "Results: the planner"). On a GPU assumed: the driver's context and its libraries.
+PROCESS_BYTES: dict[Kind, int] = {"cpu": 290_000_000, "gpu": 600_000_000}
 
 
 @dataclass(frozen=True)
 class Load:
-    """What is asked of a server: so many sequences at once, each of ``context`` tokens, prompt and output."""
+    """What is asked of a server: so many sequences at once, each of ``context`` tokens, prompt and output.
+
+    ``given_output_tokens`` None takes a quarter of the context.
+    """
 
     concurrency: int
     context: int
     kv_dtype: str = "auto"
+    given_output_tokens: int | None = None
 
     @property
     def output_tokens(self) -> int:
-        """A quarter of the context; the rest is the prompt."""
-        return max(1, self.context // 4)
+        return max(1, self.context // 4) if self.given_output_tokens is None else self.given_output_tokens
 
     @property
     def prompt_tokens(self) -> int:

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from quantpipe.errors import RecipeError
+from quantpipe.plan.burst import Times, times_at
 from quantpipe.plan.devices import Device
 from quantpipe.plan.levers import Lever, levers
 from quantpipe.plan.memory import MOST_SEQUENCES, UTILIZATION, Load, Memory, contexts_to_show, memory_at
 from quantpipe.plan.quantization_run import QuantizationRun, quantization_run
-from quantpipe.plan.roofline import EFFICIENCY, Efficiency, Step, Times, decode_step, prefill, times_at
+from quantpipe.plan.roofline import EFFICIENCY, Efficiency, StepCosts
 from quantpipe.plan.shape import ModelShape
 from quantpipe.plan.slo import Slo
 from quantpipe.plan.subject import Subject
@@ -49,13 +50,15 @@ class Recommendation:
 
 @dataclass(frozen=True)
 class Roofline:
-    """Lower bounds and expected times of reading the prompts, and of the next token, at the load."""
+    """Lower bounds and expected times: of reading one prompt alone, of a step that decodes, and of the whole load."""
 
     balance_flops_per_byte: float
     prefill_flops_per_byte: float
     decode_flops_per_byte: float
     ttft_bound_s: float
-    tpot_bound_s: float
+    ttft_alone_s: float
+    step_bound_s: float
+    step_s: float
     expected: Times
     efficiency: Efficiency
 
@@ -132,14 +135,19 @@ def _fit_row(shape: ModelShape, device: Device, load: Load, slo: Slo, context: i
 
 
 def _roofline(shape: ModelShape, device: Device, load: Load) -> Roofline:
-    prompts: Step = prefill(shape, device, load.concurrency, load.prompt_tokens)
-    step = decode_step(shape, device, load, load.context)
+    alone = replace(load, concurrency=1, given_output_tokens=1, context=load.prompt_tokens + 1)
+    one = StepCosts.of(shape, device, load.kv_dtype, 1, load.prompt_tokens, load.context)
+    prompt = one.step(load.prompt_tokens, 0, 1)
+    costs = StepCosts.of(shape, device, load.kv_dtype, load.concurrency, load.prompt_tokens, load.context)
+    step = costs.step(0, load.concurrency, load.concurrency)
     return Roofline(
         balance_flops_per_byte=device.balance_flops_per_byte,
-        prefill_flops_per_byte=prompts.intensity_flops_per_byte,
+        prefill_flops_per_byte=prompt.intensity_flops_per_byte,
         decode_flops_per_byte=step.intensity_flops_per_byte,
-        ttft_bound_s=prefill(shape, device, 1, load.prompt_tokens).bound_s(device),
-        tpot_bound_s=step.bound_s(device),
+        ttft_bound_s=prompt.bound_s(device),
+        ttft_alone_s=times_at(shape, device, alone).ttft_s,
+        step_bound_s=step.bound_s(device),
+        step_s=step.expected_s(device),
         expected=times_at(shape, device, load),
         efficiency=EFFICIENCY[device.kind],
     )

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from quantpipe.formats.scheme import WeightScheme
 from quantpipe.plan import kv, weights
 from quantpipe.plan.devices import Device, Kind
-from quantpipe.plan.memory import MAX_BATCHED_TOKENS, Load
-from quantpipe.plan.shape import AttentionShape, LinearShape, ModelShape
+from quantpipe.plan.memory import MAX_BATCHED_TOKENS
+from quantpipe.plan.shape import AttentionShape, ModelShape
 
 
 @dataclass(frozen=True)
@@ -27,47 +27,93 @@ class Efficiency:
 
 
 EFFICIENCY: dict[Kind, Efficiency] = {
-    "cpu": Efficiency(0.85, 0.62, 0.0005, False, "fitted to runs in bench/README.md (servers over HTTP)"),
+    "cpu": Efficiency(0.85, 0.80, 0.0002, False, "fitted to one machine (docs/planning.md)"),
     "gpu": Efficiency(0.70, 0.50, 0.001, True, "an assumption: no run on a GPU has been measured yet"),
 }
 
 
 @dataclass(frozen=True)
+class Work:
+    """Arithmetic: operations, and how long they take at the device's full rates."""
+
+    num_flops: float = 0.0
+    arithmetic_s: float = 0.0
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(self.num_flops + other.num_flops, self.arithmetic_s + other.arithmetic_s)
+
+    def times(self, number: float) -> "Work":
+        """So often."""
+        return Work(number * self.num_flops, number * self.arithmetic_s)
+
+
+@dataclass(frozen=True)
 class Step:
-    """One step, or several together. ``arithmetic_s`` is at the device's full rates."""
+    """One step of the engine."""
 
     num_bytes: float
-    num_flops: float
-    arithmetic_s: float
-    num_steps: int = 1
+    work: Work
 
     @property
     def intensity_flops_per_byte(self) -> float:
-        return self.num_flops / self.num_bytes
+        return self.work.num_flops / self.num_bytes
 
     def bound_s(self, device: Device) -> float:
         """Not even a perfect program is faster."""
-        return max(self.num_bytes / device.bandwidth_bytes_per_s, self.arithmetic_s)
+        return max(self.num_bytes / device.bandwidth_bytes_per_s, self.work.arithmetic_s)
 
     def expected_s(self, device: Device) -> float:
         """At the efficiency of the device's kind."""
         own = EFFICIENCY[device.kind]
-        parts_s = (
-            self.num_bytes / device.bandwidth_bytes_per_s / own.memory_frac,
-            self.arithmetic_s / own.compute_frac,
-        )
-        return (max(parts_s) if own.is_overlapped else sum(parts_s)) + self.num_steps * own.overhead_s
+        reading_s = self.num_bytes / device.bandwidth_bytes_per_s / own.memory_frac
+        computing_s = self.work.arithmetic_s / own.compute_frac
+        return own.overhead_s + (max(reading_s, computing_s) if own.is_overlapped else reading_s + computing_s)
 
 
 @dataclass(frozen=True)
-class Times:
-    """At one load, in seconds. ``ttft_s`` is the median of prompts that come together; alone, ``ttft_alone_s``."""
+class StepCosts:
+    """What steps of one model cost at one load: by tokens of prompts, by sequences that decode, by logits wanted.
 
-    ttft_alone_s: float
-    ttft_s: float
-    tpot_s: float
-    output_tok_s: float
-    prompt_tok_s: float
+    A prompt's attention is spread evenly over its tokens. ``prompt_weight_bytes`` and ``decode_weight_bytes`` differ
+    for mixtures of experts alone, of which few tokens read but some.
+    """
+
+    device: Device
+    prompt_weight_bytes: float
+    decode_weight_bytes: float
+    kv_bytes_each: float
+    linears: Work
+    head: Work
+    prompt_attention: Work
+    decode_attention: Work
+
+    @classmethod
+    def of(
+        cls, shape: ModelShape, device: Device, kv_dtype: str, num_seqs: int, prompt_tokens: int, context: int
+    ) -> "StepCosts":
+        """``context`` is what a sequence that decodes looks back on."""
+        chunk = min(MAX_BATCHED_TOKENS, num_seqs * prompt_tokens)
+        seen_in_prompt = (_seen_in_all(prompt_tokens, own.window) / prompt_tokens for own in shape.attention)
+        seen_decoding = (kv.seen_tokens(context, own.window) for own in shape.attention)
+        parts = [(linear.num_used_weights, rate(device, linear.scheme)) for linear in shape.linears]
+        return cls(
+            device=device,
+            prompt_weight_bytes=weights.read_bytes(shape, device.kind, chunk),
+            decode_weight_bytes=weights.read_bytes(shape, device.kind, num_seqs),
+            kv_bytes_each=kv.read_bytes(shape, kv_dtype, kv.COMPUTE_BYTES[device.kind], context),
+            linears=Work(sum(2.0 * num for num, _ in parts), sum(2.0 * num / speed for num, speed in parts)),
+            head=_work(2.0 * shape.lm_head.num_weights, rate(device, shape.lm_head.scheme)),
+            prompt_attention=_attention(shape, device, list(seen_in_prompt)),
+            decode_attention=_attention(shape, device, list(seen_decoding)),
+        )
+
+    def step(self, prompt_tokens: int, num_decoding: int, num_logit_rows: int, tokens_each: int = 1) -> Step:
+        """``num_decoding`` sequences read ``tokens_each`` new tokens each: more than one if they guess."""
+        num_read = num_decoding * tokens_each
+        work = self.linears.times(prompt_tokens + num_read) + self.head.times(num_logit_rows)
+        work += self.prompt_attention.times(prompt_tokens) + self.decode_attention.times(num_read)
+        num_bytes = self.prompt_weight_bytes if prompt_tokens else self.decode_weight_bytes
+        return Step(num_bytes + num_decoding * self.kv_bytes_each, work)
 
 
 def rate(device: Device, scheme: WeightScheme | None) -> float:
@@ -77,64 +123,14 @@ def rate(device: Device, scheme: WeightScheme | None) -> float:
     return device.weight_only_flops_per_s if scheme.activation_bits is None else device.int8_flops_per_s
 
 
-def decode_step(shape: ModelShape, device: Device, load: Load, context: int, tokens_each: int = 1) -> Step:
-    """One step in which each sequence, of ``context`` tokens, reads ``tokens_each`` new ones: more if it guesses."""
-    num_tokens = load.concurrency * tokens_each
-    kv_bytes = kv.read_bytes(shape, load.kv_dtype, kv.COMPUTE_BYTES[device.kind], context)
-    num_bytes = weights.read_bytes(shape, device.kind, num_tokens) + load.concurrency * kv_bytes
-    seen_flops = sum(_flops_per_seen(own) * kv.seen_tokens(context, own.window) for own in shape.attention)
-    return _step(shape, device, num_tokens, num_tokens, num_bytes, num_tokens * seen_flops)
+def _work(num_flops: float, speed: float) -> Work:
+    return Work(num_flops, num_flops / speed)
 
 
-def prefill(shape: ModelShape, device: Device, num_prompts: int, prompt_tokens: int) -> Step:
-    """All steps that read so many prompts, one budget of tokens after the other."""
-    num_tokens = num_prompts * prompt_tokens
-    num_steps = -(-num_tokens // MAX_BATCHED_TOKENS)
-    per_step = weights.read_bytes(shape, device.kind, min(num_tokens, MAX_BATCHED_TOKENS))
-    seen_flops = sum(_flops_per_seen(own) * _seen_in_all(prompt_tokens, own.window) for own in shape.attention)
-    return _step(shape, device, num_tokens, num_prompts, num_steps * per_step, num_prompts * seen_flops, num_steps)
-
-
-def first_half(num_prompts: int, prompt_tokens: int) -> float:
-    """How many prompts have been read, as a number, when the median one of those that came together is."""
-    median = (num_prompts + 1) // 2
-    steps = -(-median * prompt_tokens // MAX_BATCHED_TOKENS)
-    return min(num_prompts, steps * MAX_BATCHED_TOKENS / prompt_tokens)
-
-
-def times_at(shape: ModelShape, device: Device, load: Load) -> Times:
-    """Expected at one load; time per token is that at full context."""
-    all_prompts_s = prefill(shape, device, load.concurrency, load.prompt_tokens).expected_s(device)
-    tpot_s = decode_step(shape, device, load, load.context).expected_s(device)
-    num_outputs, num_prompts = load.concurrency * load.output_tokens, load.concurrency
-    return Times(
-        ttft_alone_s=prefill(shape, device, 1, load.prompt_tokens).expected_s(device),
-        ttft_s=all_prompts_s * first_half(num_prompts, load.prompt_tokens) / num_prompts,
-        tpot_s=tpot_s,
-        output_tok_s=num_outputs / (all_prompts_s + load.output_tokens * tpot_s),
-        prompt_tok_s=num_prompts * load.prompt_tokens / all_prompts_s,
-    )
-
-
-def _step(
-    shape: ModelShape,
-    device: Device,
-    num_tokens: int,
-    num_logit_rows: int,
-    num_bytes: float,
-    attention_flops: float,
-    num_steps: int = 1,
-) -> Step:
-    num_flops, arithmetic_s = attention_flops, attention_flops / device.float_flops_per_s
-    for linear, rows in (*((each, num_tokens) for each in shape.linears), (shape.lm_head, num_logit_rows)):
-        flops = _linear_flops(linear, rows)
-        num_flops += flops
-        arithmetic_s += flops / rate(device, linear.scheme)
-    return Step(num_bytes, num_flops, arithmetic_s, num_steps)
-
-
-def _linear_flops(linear: LinearShape, num_tokens: int) -> float:
-    return 2.0 * linear.num_used_weights * num_tokens
+def _attention(shape: ModelShape, device: Device, num_seen: list[float]) -> Work:
+    """Of one token that sees so many in each layer."""
+    flops = sum(_flops_per_seen(own) * seen for own, seen in zip(shape.attention, num_seen, strict=True))
+    return _work(flops, device.float_flops_per_s)
 
 
 def _flops_per_seen(own: AttentionShape) -> int:

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from quantpipe.errors import RecipeError, suggest
-from quantpipe.plan.roofline import Times
+from quantpipe.plan.burst import Times
 
 KEYS = ("ttft_ms", "tpot_ms")
 

@@ -97,17 +97,18 @@ def _fit_cells(row: FitRow) -> tuple[str, ...]:
 def _roofline(plan: Plan) -> str:
     own, times = plan.roofline, plan.roofline.expected
     rows = [
-        ("read a prompt, alone", f"{own.prefill_flops_per_byte:,.1f}", ms(own.ttft_bound_s), ms(times.ttft_alone_s)),
-        ("read prompts that come together, the median", "", "", ms(times.ttft_s)),
-        ("next token of every sequence", f"{own.decode_flops_per_byte:,.1f}", ms(own.tpot_bound_s), ms(times.tpot_s)),
+        ("one prompt alone", f"{own.prefill_flops_per_byte:,.1f}", ms(own.ttft_bound_s), ms(own.ttft_alone_s)),
+        ("one step, at full context", f"{own.decode_flops_per_byte:,.1f}", ms(own.step_bound_s), ms(own.step_s)),
     ]
     efficiency = own.efficiency
     return "\n".join(
         (
             f"time (balance point {own.balance_flops_per_byte:,.0f} operations per byte)",
             table(("", "operations per byte", "at least, ms", "expected, ms"), rows),
-            f"expected: {times.output_tok_s:,.1f} output tok/s; at {efficiency.memory_frac:.0%} of the bandwidth and "
-            f"{efficiency.compute_frac:.0%} of the arithmetic, {efficiency.source}",
+            f"all at once: TTFT {ms(times.ttft_s)} ms, TPOT {ms(times.tpot_s)} ms (medians; a token waits for "
+            f"the prompts that are read beside it), {times.output_tok_s:,.1f} output tok/s",
+            f"expected at {efficiency.memory_frac:.0%} of the bandwidth and {efficiency.compute_frac:.0%} of the "
+            f"arithmetic: {efficiency.source}",
         )
     )
 

@@ -1,24 +1,27 @@
 """Prediction against a measured run: memory and times of an artifact on this machine's CPU. Opens the engine."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
-from quantpipe.bench.latency import percentile, time_burst
+from quantpipe.bench.latency import Clock, percentile, time_burst
 from quantpipe.bench.workload import text_prompts, vocabulary_text
 from quantpipe.engine.config import EngineConfig
 from quantpipe.engine.device_memory import HostMemory
 from quantpipe.engine.engine import Engine
 from quantpipe.errors import RecipeError
-from quantpipe.plan.devices import CPU, Device, GivenSpeeds, find_device
+from quantpipe.plan.burst import times_at
+from quantpipe.plan.devices import Device, GivenSpeeds, host_device
 from quantpipe.plan.memory import MAX_BATCHED_TOKENS, Load, memory_at
-from quantpipe.plan.roofline import decode_step, first_half, prefill
 from quantpipe.plan.shape import ModelShape
 from quantpipe.plan.subject import Subject
 from quantpipe.plan.text import table
 
 NEW_TOKENS = 16
+ClockName = Literal["wall", "cpu"]
+CLOCKS: dict[ClockName, Clock] = {"wall": time.perf_counter, "cpu": time.process_time}
 NUM_BURSTS = 3  # of which the best counts, after one that warms up
 
 
@@ -37,35 +40,27 @@ class Compared:
         return 100 * (self.predicted - self.measured) / self.measured
 
 
-@dataclass(frozen=True)
-class BurstTimes:
-    """Medians over the requests of one burst."""
-
-    ttft_s: float
-    tpot_s: float
-
-
-def expected_burst(shape: ModelShape, device: Device, load: Load, prompt_tokens: int) -> BurstTimes:
-    """Of requests that come together: those whose prompts are read first go on beside the others' prompts."""
-    num = load.concurrency
-    prompts_s = prefill(shape, device, num, prompt_tokens).expected_s(device)
-    ttft_s = prompts_s * first_half(num, prompt_tokens) / num
-    step_s = decode_step(shape, device, load, prompt_tokens + NEW_TOKENS // 2).expected_s(device)
-    return BurstTimes(ttft_s, step_s + (prompts_s - ttft_s) / (NEW_TOKENS - 1))
-
-
 def validate(
-    subject: Subject, folder: Path, concurrencies: Sequence[int], contexts: Sequence[int], given: GivenSpeeds
+    subject: Subject,
+    folder: Path,
+    concurrencies: Sequence[int],
+    contexts: Sequence[int],
+    given: GivenSpeeds,
+    clock: ClockName,
 ) -> tuple[Compared, ...]:
-    """Measure the folder at every load. RecipeError for a model that the runtime does not serve."""
+    """Measure the folder at every load. RecipeError for a model that the runtime does not serve.
+
+    ``wall`` is for an idle machine; ``cpu`` is the processor time of one thread, which other programs hardly change.
+    """
     shape = subject.shape
     if not shape.is_served:
         raise RecipeError(f"--validate: {shape.where} is not served by the bundled runtime; nothing can be measured")
     most, longest = max(concurrencies), max(contexts)
-    device = find_device(CPU, given)
-    load = Load(most, longest + NEW_TOKENS, subject.kv_dtype)
-    engine = Engine.open(folder, _config(subject.kv_dtype, most, longest))
-    rows = _times(engine, shape, device, load, concurrencies, contexts)
+    num_threads = 1 if clock == "cpu" else None
+    load = Load(most, longest + NEW_TOKENS, subject.kv_dtype, NEW_TOKENS)
+    engine = Engine.open(folder, _config(subject.kv_dtype, most, longest, num_threads))
+    device = host_device(given, num_threads)
+    rows = _times(engine, shape, lambda: host_device(given, num_threads), load, concurrencies, contexts, CLOCKS[clock])
     return (*_memory(engine, shape, device, load), *rows)
 
 
@@ -79,13 +74,14 @@ def _cell(value: float) -> str:
     return f"{value:,.1f}"
 
 
-def _config(kv_dtype: str, most: int, longest: int) -> EngineConfig:
+def _config(kv_dtype: str, most: int, longest: int, num_threads: int | None) -> EngineConfig:
     return EngineConfig(
         kv_dtype=kv_dtype,
         max_num_seqs=most,
         max_num_batched_tokens=max(MAX_BATCHED_TOKENS, most),
         max_model_len=longest + NEW_TOKENS,
         prefix_cache=False,
+        num_threads=num_threads,
     )
 
 
@@ -103,32 +99,36 @@ def _memory(engine: Engine, shape: ModelShape, device: Device, load: Load) -> tu
 def _times(
     engine: Engine,
     shape: ModelShape,
-    device: Device,
+    device_now: Callable[[], Device],
     load: Load,
     concurrencies: Sequence[int],
     contexts: Sequence[int],
+    clock: Clock,
 ) -> list[Compared]:
+    """The device is measured anew beside each load: on a machine that is not idle its speeds change by the minute."""
     rows = []
     for concurrency in concurrencies:
         for context in contexts:
-            measured = _measure(engine, concurrency, context)
-            own = expected_burst(shape, device, replace(load, concurrency=concurrency), context)
+            ttft_s, tpot_s = _measure(engine, concurrency, context, clock)
+            expected = times_at(
+                shape, device_now(), replace(load, concurrency=concurrency, context=context + NEW_TOKENS)
+            )
             at = f"{concurrency} x {context}"
-            rows.append(Compared(f"TTFT {at}", "ms", 1e3 * own.ttft_s, 1e3 * measured.ttft_s))
-            rows.append(Compared(f"TPOT {at}", "ms", 1e3 * own.tpot_s, 1e3 * measured.tpot_s))
+            rows.append(Compared(f"TTFT {at}", "ms", 1e3 * expected.ttft_s, 1e3 * ttft_s))
+            rows.append(Compared(f"TPOT {at}", "ms", 1e3 * expected.tpot_s, 1e3 * tpot_s))
     return rows
 
 
-def _measure(engine: Engine, concurrency: int, context: int) -> BurstTimes:
-    """The best burst: what the machine does while nothing else runs."""
+def _measure(engine: Engine, concurrency: int, context: int, clock: Clock) -> tuple[float, float]:
+    """TTFT and TPOT in seconds, medians over requests; of the best burst: what is possible while nothing else runs."""
     num_prompts = concurrency * (NUM_BURSTS + 1)
     special_ids = engine.description.eos_token_ids
     text = vocabulary_text(engine.description.vocab_size, special_ids, context + 8 * num_prompts, seed=0)
     prompts = text_prompts(text, num_prompts, context, seed=0)
-    found = []
+    ttfts_s, tpots_s = [], []
     for burst in range(NUM_BURSTS + 1):
         own = prompts[burst * concurrency : (burst + 1) * concurrency]
-        requests, _ = time_burst("plan", engine, own, NEW_TOKENS, time.perf_counter)
-        ttft_s = percentile([each.ttft_s for each in requests], 50)
-        found.append(BurstTimes(ttft_s, percentile([each.tpot_s for each in requests], 50)))
-    return BurstTimes(min(own.ttft_s for own in found[1:]), min(own.tpot_s for own in found[1:]))
+        requests, _ = time_burst("plan", engine, own, NEW_TOKENS, clock)
+        ttfts_s.append(percentile([each.ttft_s for each in requests], 50))
+        tpots_s.append(percentile([each.tpot_s for each in requests], 50))
+    return min(ttfts_s[1:]), min(tpots_s[1:])
