@@ -37,18 +37,21 @@ class _Burst:
     ends: list[int] = field(default_factory=list)  # the number of the step that brings the last token
 
     def play(self) -> None:
+        """To the end. Where all prompts are read, steps are alike until the next request ends, and taken at once."""
         while len(self.last_s) < self.num_requests:
-            self._step()
+            is_read = self.num_read == self.num_requests * self.prompt_tokens
+            self._step(self.ends[len(self.last_s)] - self.num_steps if is_read else 1)
 
-    def _step(self) -> None:
+    def _step(self, number: int) -> None:
+        """So many steps alike."""
         num_decoding = len(self.first_s) - len(self.last_s)
         left = self.num_requests * self.prompt_tokens - self.num_read
         prompt_tokens = min(max(0, MAX_BATCHED_TOKENS - num_decoding), left)
         self.num_read += prompt_tokens
         num_first = self.num_read // self.prompt_tokens - len(self.first_s)
         step = self.costs.step(prompt_tokens, num_decoding, num_decoding + num_first)
-        self.now_s += step.expected_s(self.costs.device)
-        self.num_steps += 1
+        self.now_s += number * step.expected_s(self.costs.device)
+        self.num_steps += number
         self.first_s += [self.now_s] * num_first
         self.ends += [self.num_steps + self.output_tokens - 1] * num_first
         while len(self.last_s) < len(self.ends) and self.ends[len(self.last_s)] <= self.num_steps:

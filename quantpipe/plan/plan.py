@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from quantpipe.errors import RecipeError
 from quantpipe.plan.burst import Times, times_at
@@ -162,7 +163,9 @@ def _recommendation(shape: ModelShape, device: Device, load: Load, slo: Slo) -> 
     reason = f"{num_fitting:,} fit" + (f"; more than {most} are seldom worth it" if most < num_fitting else "")
     if not slo.is_asked:
         return Recommendation(most, UTILIZATION, load.context, reason)
-    meeting = [n for n in _numbers(most) if slo.is_met(times_at(shape, device, replace(load, concurrency=n)))]
+    meeting = list(
+        takewhile(lambda n: slo.is_met(times_at(shape, device, replace(load, concurrency=n))), _numbers(most))
+    )
     if not meeting:
         return Recommendation(0, UTILIZATION, load.context, "not even one at a time is as fast as asked")
     return Recommendation(max(meeting), UTILIZATION, load.context, f"{reason}; the most that are as fast as asked")

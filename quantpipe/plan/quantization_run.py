@@ -15,7 +15,7 @@ START_S = 20.0  # imports, reading and writing
 FLOPS_PER_CPU_S = 44e9  # of one core, forward passes, Hessians and solves together
 SOLVE_FACTOR = 3  # operations per cubed input width: a factorization, an inverse, and the columns' updates
 PROCESS_BYTES = 900_000_000
-TABLE_COPIES = 3  # of the embedding and of the head, in float32
+TABLE_COPIES = 3  # embedding and head together, in float32
 WORK_COPIES = 4  # of one block's weights and of the largest Hessian, in float32
 FLOAT32_BYTES = 4
 # Processor time next to GPTQ's on the same tokens; the largest that applies counts.
@@ -74,8 +74,7 @@ def _factor(section: QuantizeSection) -> float:
 
 
 def _peak_bytes(base: ModelShape) -> int:
-    num_tables = 1 if base.is_head_tied else 2
-    tables = TABLE_COPIES * num_tables * base.vocab_size * base.hidden_size
+    tables = TABLE_COPIES * base.vocab_size * base.hidden_size
     block = sum(each.num_weights for each in base.linears) // len(base.attention)
     largest = max(each.in_features for each in base.linears)
     return PROCESS_BYTES + FLOAT32_BYTES * (tables + WORK_COPIES * (block + largest**2))

@@ -42,6 +42,9 @@ def read_subject(path: Path, overrides: Sequence[str], config: Path | None, cach
     """RecipeError for a recipe with mistakes; DataError for what is no model or lacks a field."""
     if path.suffix in RECIPE_SUFFIXES:
         return _of_recipe(load_recipe(path, overrides), config, cache_folder)
+    for option, is_given in (("--set", bool(overrides)), ("--config", config is not None)):
+        if is_given:
+            raise RecipeError(f"{option}: only a recipe has values to replace; {path} is none")
     if path.is_dir():
         shape, artifact = _of_folder(path)
         return Subject(shape, shape.in_scheme(None), artifact.kv_cache)

@@ -133,8 +133,8 @@ def _levers(found: Sequence[Lever]) -> str:
 def _recommendation(plan: Plan) -> str:
     own = plan.recommendation
     return (
-        f"to start with: max_num_seqs {own.max_num_seqs}, gpu_memory_utilization {own.gpu_memory_utilization_frac}, "
-        f"max_model_len {own.max_model_len} ({own.reason})"
+        f"to start with: max_num_seqs {own.max_num_seqs}, max_model_len {own.max_model_len}, memory_utilization "
+        f"{own.gpu_memory_utilization_frac} (elsewhere gpu_memory_utilization): {own.reason}"
     )
 
 
