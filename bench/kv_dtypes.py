@@ -27,8 +27,10 @@ from quantpipe.engine.config import EngineConfig
 from quantpipe.engine.engine import Engine
 from quantpipe.engine.tokenizer import Tokenizer
 from quantpipe.evaluate.window_logits import Positions, compare_window
-from quantpipe.formats.kv_mode import KV_MODES, static_scale
-from quantpipe.formats.kv_scales import KV_SCALES_NAME, KVScales
+from quantpipe.formats.digests import KV_SCALES_NAME
+from quantpipe.formats.kv_mode import KV_MODES
+from quantpipe.formats.kv_rounding import static_scale
+from quantpipe.formats.kv_scales import KVScales
 from quantpipe.gate.record import machine_facts, utc_now
 
 FULL = "auto"

@@ -37,7 +37,6 @@ from quantpipe.quantize.by_recipe import (
     check_transforms,
     open_model,
     quantize_model,
-    scheme_of,
     targets_of,
 )
 from quantpipe.quantize.layer_table import layer_table
@@ -52,6 +51,7 @@ from quantpipe.recipe.lengths import check_length
 from quantpipe.recipe.quantize_rules import reads_data
 from quantpipe.recipe.quantize_section import GptqSolver
 from quantpipe.recipe.schema import Recipe
+from quantpipe.recipe.schemes import scheme_of
 from quantpipe.report import Reporter
 from quantpipe.sources.base_model import BaseModel
 

@@ -30,6 +30,7 @@ from quantpipe.cli_options import (
     read_settings,
     recipe_arguments,
 )
+from quantpipe.cli_plan import plan
 from quantpipe.cli_traceback import one_line, traceback_text
 from quantpipe.disk import disk_refusal
 from quantpipe.doctor.command import doctor
@@ -84,6 +85,7 @@ def commands(context: click.Context, debug: bool) -> None:
 
 commands.add_command(calibrate)
 commands.add_command(bench)
+commands.add_command(plan)
 commands.add_command(doctor)
 commands.add_command(gate)
 commands.add_command(serve_key)

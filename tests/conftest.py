@@ -88,8 +88,9 @@ def add_kv_scales() -> Callable[[Path], Path]:
     from quantpipe.backends.protocol import BatchInput
     from quantpipe.backends.reference import ReferenceBackend
     from quantpipe.backends.reference_kv_cache import ReferenceKVCache, ReferenceKVStore
-    from quantpipe.formats.kv_mode import static_scale
-    from quantpipe.formats.kv_scales import KV_SCALES_NAME, KVScales
+    from quantpipe.formats.digests import KV_SCALES_NAME
+    from quantpipe.formats.kv_rounding import static_scale
+    from quantpipe.formats.kv_scales import KVScales
 
     def scales(stores: tuple[ReferenceKVStore, ...]) -> tuple[torch.Tensor, ...]:
         return tuple(static_scale(store.codes.abs().amax((0, 1, 3))) for store in stores)

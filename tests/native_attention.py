@@ -15,7 +15,8 @@ from quantpipe.backends.cpu.native.kv_cache import NativeKVCache
 from quantpipe.backends.cpu.native.library import Library
 from quantpipe.backends.cpu.native.structures import Batch, Layer
 from quantpipe.backends.reference import attend, rotate
-from quantpipe.formats.kv_mode import KV_MODES, KVRule, round_kv
+from quantpipe.formats.kv_mode import KV_MODES, KVRule
+from quantpipe.formats.kv_rounding import round_kv
 from quantpipe.formats.kv_scales import KVScales
 from quantpipe.models.description import AttentionSpec, LinearSpec, RopeSpec
 

@@ -14,10 +14,13 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("models", "sources", "calibration"),
     ("backends",),
     ("quantize", "engine"),
-    ("evaluate", "bench", "guided", "serve", "doctor"),
+    ("evaluate", "bench", "guided", "serve", "doctor", "plan"),
     ("verdict",),
     ("calibrate", "candidate", "completion", "judgement", "llm", "pipeline"),
-    ("cli", "cli_arms", "cli_bench", "cli_calibrate", "cli_front", "cli_gate", "cli_options", "cli_traceback"),
+    (
+        *("cli", "cli_arms", "cli_bench", "cli_calibrate", "cli_front", "cli_gate", "cli_options", "cli_plan"),
+        "cli_traceback",
+    ),
 )
 ROW_OF = {name: row for row, names in enumerate(ROWS) for name in names}
 SIBLINGS_APART = {"quantize", "engine"}

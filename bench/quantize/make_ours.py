@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from quantpipe.formats.artifact_writer import write_artifact
+from quantpipe.formats.digests import KV_SCALES_NAME
 from quantpipe.formats.kv_mode import kv_mode
-from quantpipe.formats.kv_scales import KV_SCALES_NAME
 from quantpipe.quantize.by_recipe import open_model, quantize_model
 from quantpipe.quantize.kv_int8 import KVObserver
 from quantpipe.quantize.loop.records import QuantizedModel

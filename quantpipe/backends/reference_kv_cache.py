@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from quantpipe.backends.memory import lazy_zeros
-from quantpipe.formats.kv_mode import KV_MODES, KVRule, decode_kv, encode_kv
+from quantpipe.formats.kv_mode import KV_MODES, KVRule
+from quantpipe.formats.kv_rounding import decode_kv, encode_kv
 from quantpipe.formats.kv_scales import KVScales
 
 

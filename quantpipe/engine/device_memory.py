@@ -5,11 +5,12 @@ On the host, limits of the process's control groups (containers) count as well a
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
-
-import torch
+from typing import TYPE_CHECKING, Protocol
 
 from quantpipe.errors import DataError, RecipeError
+
+if TYPE_CHECKING:
+    import torch
 
 # A version 1 control group without a limit reports about 2^63; no machine has that much.
 _NO_LIMIT_BYTES = 1 << 60
@@ -37,7 +38,7 @@ class DeviceMemory(Protocol):
     def reset_peak(self) -> None: ...
 
 
-def memory_of(device: torch.device) -> DeviceMemory:
+def memory_of(device: "torch.device") -> DeviceMemory:
     """The memory that tensors on ``device`` take. RecipeError where it cannot be measured here."""
     if device.type == "cuda":
         return CudaMemory(device)
@@ -110,24 +111,26 @@ class HostMemory:
 class CudaMemory:
     """Memory of one GPU, used by tensors of this process."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: "torch.device") -> None:
+        import torch  # the rest of this file does without, for the planner
+
+        self._device, self._cuda = device, torch.cuda
 
     def total_bytes(self) -> int:
-        return int(torch.cuda.mem_get_info(self._device)[1])
+        return int(self._cuda.mem_get_info(self._device)[1])
 
     def available_bytes(self) -> int:
-        unused = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
-        return int(torch.cuda.mem_get_info(self._device)[0]) + unused
+        unused = self._cuda.memory_reserved(self._device) - self._cuda.memory_allocated(self._device)
+        return int(self._cuda.mem_get_info(self._device)[0]) + unused
 
     def used_bytes(self) -> int:
-        return int(torch.cuda.memory_allocated(self._device))
+        return int(self._cuda.memory_allocated(self._device))
 
     def peak_bytes(self) -> int:
-        return int(torch.cuda.max_memory_allocated(self._device))
+        return int(self._cuda.max_memory_allocated(self._device))
 
     def reset_peak(self) -> None:
-        torch.cuda.reset_peak_memory_stats(self._device)
+        self._cuda.reset_peak_memory_stats(self._device)
 
 
 def _read(path: Path) -> str:

@@ -2,19 +2,19 @@
 
 Reads ordinary Hugging Face folders and compressed-tensors ones alike. Opening checks structure (names, dtypes,
 shapes) because other readers load a folder with missing tensors silently; ``verify`` checks every digest as well.
+torch is imported once a tensor is read, so that what headers say is known without it.
 """
 
 import hashlib
 import json
 import re
+import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from quantpipe.errors import ArtifactError, RecipeError
 from quantpipe.formats.config_kinds import check_kinds, check_num_layers, shown
@@ -25,17 +25,15 @@ from quantpipe.formats.digests import (
     read_json,
     weight_files,
 )
+from quantpipe.formats.dtypes import DTYPE_BYTES, torch_dtype
 from quantpipe.formats.scheme import TensorSpec, WeightScheme, scheme_from_config_group
 from quantpipe.formats.weight_file import TensorPlace, read_header
 
+if TYPE_CHECKING:
+    import torch
+
 # A module is quantized where any of these is stored: a partly deleted module must not pass for an ordinary one.
 _QUANTIZED_SUFFIXES = ("weight_packed", "weight_scale", "weight_shape", "weight_zero_point")
-_DTYPES = {
-    **{"BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32},
-    **{"I64": torch.int64, "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64},
-    **{"U16": torch.uint16, "U32": torch.uint32, "U64": torch.uint64},
-    **{"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2},
-}
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ class StoredTensor:
     name: str
     place: TensorPlace
     spec: TensorSpec
-    view: Callable[[torch.Tensor], torch.Tensor] | None = None
+    view: "Callable[[torch.Tensor], torch.Tensor] | None" = None
 
     @property
     def file(self) -> Path:
@@ -100,7 +98,7 @@ class Artifact:
     def scheme_of(self, module: str) -> WeightScheme | None:
         return self.schemes.get(module)
 
-    def tensor(self, name: str) -> torch.Tensor:
+    def tensor(self, name: str) -> "torch.Tensor":
         """Read one tensor. Raises ArtifactError where there is none of that name."""
         if name not in self.stored:
             raise ArtifactError(f"{self.folder}: tensor {name} is missing; the folder is incomplete, make it again")
@@ -147,7 +145,7 @@ class Artifact:
                 return
         shape: tuple[int, ...] = self.stored[anchor_name].spec.shape
         if scheme.is_packed:
-            shape = tuple(self.tensor(anchor_name).tolist())
+            shape = _integers(self.stored[anchor_name])
         if len(shape) != 2:
             yield f"tensor {anchor_name} does not describe a matrix"
             return
@@ -184,7 +182,7 @@ def require_intact(folder: Path, hashing: Hashing | None = None) -> None:
         raise ArtifactError(f"{folder}: {problem}; make the artifact again, or fetch it again")
 
 
-def tensor_digest(tensor: torch.Tensor) -> str:
+def tensor_digest(tensor: "torch.Tensor") -> str:
     """SHA-256 of a tensor's bytes in row-major order."""
     return hashlib.sha256(_bytes_of(tensor.contiguous())).hexdigest()
 
@@ -264,12 +262,13 @@ def _digest_problems(artifact: Artifact, hashing: Hashing) -> Iterator[str]:
             yield f"file {name} differs from its digest in the manifest"
 
 
-def _read(stored: StoredTensor) -> torch.Tensor:
+def _read(stored: StoredTensor) -> "torch.Tensor":
+    import torch
+
     place = stored.place
-    dtype = _DTYPES.get(place.spec.dtype)
-    if dtype is None:
+    if place.spec.dtype not in DTYPE_BYTES:
         raise ArtifactError(f"{place.file}: cannot read {stored.name}: dtype {place.spec.dtype} is not known")
-    tensor = torch.empty(place.spec.shape, dtype=dtype)
+    tensor = torch.empty(place.spec.shape, dtype=torch_dtype(place.spec.dtype))
     try:
         place.read_into(_bytes_of(tensor))
     except OSError as error:
@@ -277,8 +276,22 @@ def _read(stored: StoredTensor) -> torch.Tensor:
     return tensor
 
 
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
+def _integers(stored: StoredTensor) -> tuple[int, ...]:
+    """The numbers of a small I64 tensor, read without torch; none where it is of another dtype."""
+    if stored.place.spec.dtype != "I64":
+        return ()
+    buffer = bytearray(stored.place.num_bytes)
+    try:
+        stored.place.read_into(memoryview(buffer))
+    except OSError as error:
+        raise ArtifactError(f"{stored.file}: cannot read {stored.name}: {error}") from error
+    return struct.unpack(f"<{len(buffer) // DTYPE_BYTES['I64']}q", buffer)
+
+
+def _bytes_of(tensor: "torch.Tensor") -> memoryview:
     """The memory of a dense tensor."""
+    import torch
+
     return tensor.flatten().view(torch.uint8).numpy().data
 
 

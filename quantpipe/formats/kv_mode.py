@@ -1,26 +1,24 @@
-"""The KV cache modes: how keys and values are rounded, and what a cache keeps of each token and KV head.
+"""The KV cache modes: what a cache keeps of each token and KV head. Imports no torch; ``kv_rounding`` rounds.
 
-Quantizer, backends, engine and recipes all read this one list. Keys are stored after rope.
+Quantizer, backends, engine, recipes and planner all read this one list. Keys are stored after rope.
 
-Shapes: any leading ones, then J KV heads, D head_dim, C stored codes (D, or D / 2 where two share a byte), P parameters
-that a token and head carries beside its codes.
+Shapes: C stored codes of one head (D = head_dim, or D / 2 where two share a byte), P parameters that a token and head
+carries beside its codes.
 Source: `int8_per_token_head` is vLLM's rule of that name. Four bits follow Liu et al. 2024, "KIVI: A Tuning-Free
 Asymmetric 2bit Quantization for KV Cache", but per token for values and keys alike; unlike vLLM's mode of the
 name `int4_per_token_head` ours rotates nothing.
 """
 
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from quantpipe.errors import RecipeError, suggest
-from quantpipe.formats.layout import quantize_activations
+from quantpipe.formats.dtypes import DTYPE_BYTES, torch_dtype
 
-INT8_MAX = 127
-INT4_MAX = 15
-# Static scales cannot carry a NaN or an infinity, so this code, which no finite value gets, does.
-NOT_FINITE_CODE = -128
+if TYPE_CHECKING:
+    import torch
+
+FLOAT32_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -40,8 +38,13 @@ class KVRule:
         return head_dim // 2 if self.bits == 4 else head_dim
 
     @property
-    def code_dtype(self) -> torch.dtype:
-        return {None: torch.float32, 8: torch.int8, 4: torch.uint8}[self.bits]
+    def code_type(self) -> str:
+        """Of the codes, as safetensors calls it; float32 where they are in the compute dtype of a CPU."""
+        return {None: "F32", 8: "I8", 4: "U8"}[self.bits]
+
+    @property
+    def code_dtype(self) -> "torch.dtype":
+        return torch_dtype(self.code_type)
 
     @property
     def num_parameters(self) -> int:
@@ -51,13 +54,20 @@ class KVRule:
         return 1 if self.bits == 8 else 2
 
     @property
-    def parameter_dtype(self) -> torch.dtype:
-        return torch.float32 if self.bits == 8 else torch.float16
+    def parameter_type(self) -> str:
+        """Of the parameters, as safetensors calls it."""
+        return "F32" if self.bits == 8 else "F16"
 
-    def head_bytes(self, head_dim: int) -> int:
-        """Bytes that one token and head takes."""
-        codes = self.code_width(head_dim) * self.code_dtype.itemsize
-        return codes + self.num_parameters * self.parameter_dtype.itemsize
+    @property
+    def parameter_dtype(self) -> "torch.dtype":
+        return torch_dtype(self.parameter_type)
+
+    def head_bytes(self, head_dim: int, compute_bytes: int = FLOAT32_BYTES) -> int:
+        """Bytes that one token and head takes; ``compute_bytes`` are those of a number in the compute dtype."""
+        if self.bits is None:
+            return head_dim * compute_bytes
+        codes = self.code_width(head_dim) * DTYPE_BYTES[self.code_type]
+        return codes + self.num_parameters * DTYPE_BYTES[self.parameter_type]
 
 
 @dataclass(frozen=True)
@@ -72,9 +82,10 @@ class KVMode:
         """Whether it reads the artifact's ``kv_scales.safetensors``."""
         return self.key.is_static or self.value.is_static
 
-    def token_bytes(self, num_kv_heads: int, head_dim: int) -> int:
+    def token_bytes(self, num_kv_heads: int, head_dim: int, compute_bytes: int = FLOAT32_BYTES) -> int:
         """Bytes that one token takes in one layer."""
-        return num_kv_heads * (self.key.head_bytes(head_dim) + self.value.head_bytes(head_dim))
+        both = (rule.head_bytes(head_dim, compute_bytes) for rule in (self.key, self.value))
+        return num_kv_heads * sum(both)
 
 
 COMPUTE_DTYPE = KVRule(None)
@@ -96,67 +107,3 @@ def kv_mode(name: str, where: str) -> KVMode:
     if name not in KV_MODES:
         raise RecipeError(f"{where}: unknown '{name}'{suggest(name, KV_MODES)}")
     return KV_MODES[name]
-
-
-def static_scale(absmax_J: Tensor) -> Tensor:
-    """Scales [J] that cover the largest magnitudes seen: absmax / 127; a head that was always zero gets 1 / 127."""
-    return torch.where(absmax_J == 0, torch.ones_like(absmax_J), absmax_J) / INT8_MAX
-
-
-def encode_kv(x_JD: Tensor, rule: KVRule, scale_J1: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-    """Codes [..., J, C] and parameters [..., J, P] (None where there are none) of float32 keys or values [..., J, D].
-
-    ``scale_J1`` belongs to a static rule. Values beyond a static scale's range are clamped. A head that holds a NaN or
-    an infinity decodes to something that is not finite.
-    """
-    if rule.bits is None:
-        return x_JD.float(), None
-    if rule.bits == 4:
-        return _encode_int4(x_JD.float())
-    if not rule.is_static:
-        return quantize_activations(x_JD, float(INT8_MAX))
-    assert scale_J1 is not None, "a static rule comes with its scales"
-    q_JD = (x_JD.float() / scale_J1).round_().clamp_(-INT8_MAX, INT8_MAX)
-    return q_JD.masked_fill_(~x_JD.isfinite(), NOT_FINITE_CODE).to(torch.int8), None
-
-
-def decode_kv(codes_JC: Tensor, parameters_JP: Tensor | None, rule: KVRule, scale_J1: Tensor | None = None) -> Tensor:
-    """Float32 keys or values [..., J, D] of what ``encode_kv`` gave.
-
-    Where heads do not lie last but one, ``scale_J1`` has the shape that spreads over what is decoded.
-    """
-    if rule.bits is None:
-        return codes_JC
-    if rule.is_static:
-        assert scale_J1 is not None, "a static rule comes with its scales"
-        return codes_JC.float().mul_(scale_J1).masked_fill_(codes_JC == NOT_FINITE_CODE, torch.nan)
-    assert parameters_JP is not None, "a rule that scales per token keeps its scales"
-    if rule.bits == 8:
-        return codes_JC.float().mul_(parameters_JP)
-    scale_J1, minimum_J1 = parameters_JP.float().chunk(2, dim=-1)
-    return unpack_int4(codes_JC).mul_(scale_J1).add_(minimum_J1)
-
-
-def round_kv(x_JD: Tensor, rule: KVRule, scale_J1: Tensor | None = None) -> Tensor:
-    """What a cache gives back for ``x_JD`` [..., J, D]."""
-    return decode_kv(*encode_kv(x_JD, rule, scale_J1), rule, scale_J1)
-
-
-def unpack_int4(codes_JC: Tensor) -> Tensor:
-    """Float32 [..., D] of bytes that hold dimension c in the low and c + D / 2 in the high half."""
-    x_JD = torch.empty(*codes_JC.shape[:-1], 2 * codes_JC.shape[-1])
-    low_JC, high_JC = x_JD.chunk(2, dim=-1)
-    low_JC.copy_(codes_JC & INT4_MAX)
-    high_JC.copy_(codes_JC >> 4)
-    return x_JD
-
-
-def _encode_int4(x_JD: Tensor) -> tuple[Tensor, Tensor]:
-    minimum_J1, maximum_J1 = x_JD.aminmax(dim=-1, keepdim=True)
-    # Cast before use: the codes are those that are best for the parameters that are read back.
-    minimum_J1 = minimum_J1.half().float()
-    scale_J1 = ((maximum_J1 - minimum_J1) / INT4_MAX).half().float()
-    divisor_J1 = torch.where(scale_J1 == 0, torch.ones_like(scale_J1), scale_J1)
-    q_JD = ((x_JD - minimum_J1) / divisor_J1).round_().clamp_(0, INT4_MAX).to(torch.uint8)
-    low_JC, high_JC = q_JD.chunk(2, dim=-1)
-    return low_JC | (high_JC << 4), torch.cat((scale_J1, minimum_J1), dim=-1).half()

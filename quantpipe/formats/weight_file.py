@@ -15,14 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from quantpipe.errors import ArtifactError
+from quantpipe.formats.dtypes import DTYPE_BYTES
 from quantpipe.formats.scheme import TensorSpec
 
-DTYPE_BYTES = {
-    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1),
-    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
-    **dict.fromkeys(("U32", "I32", "F32"), 4),
-    **dict.fromkeys(("U64", "I64", "F64"), 8),
-}
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000  # as the safetensors library has it
 

@@ -12,8 +12,9 @@ from quantpipe.models.mistral import describe_mistral
 from quantpipe.models.phi3 import describe_phi3
 from quantpipe.models.qwen2 import describe_qwen2
 from quantpipe.models.qwen3 import describe_qwen3
+from quantpipe.models.rope_fields import RopeReader, rope_limit
 
-FAMILIES: dict[str, Callable[[Artifact], DecoderDescription]] = {
+FAMILIES: dict[str, Callable[[Artifact, RopeReader], DecoderDescription]] = {
     "llama": describe_llama,
     "mistral": describe_mistral,
     "qwen2": describe_qwen2,
@@ -25,6 +26,17 @@ FAMILIES: dict[str, Callable[[Artifact], DecoderDescription]] = {
 
 def describe(artifact: Artifact) -> DecoderDescription:
     """The decoder of a model folder, by its ``model_type``. UnservedError where no family here is of that type."""
+    from quantpipe.models.rope import rope_spec  # imports torch
+
+    return _described(artifact, rope_spec)
+
+
+def describe_sizes(artifact: Artifact) -> DecoderDescription:
+    """The same with ropes that hold no frequencies: for sums, without torch."""
+    return _described(artifact, rope_limit)
+
+
+def _described(artifact: Artifact, rope: RopeReader) -> DecoderDescription:
     model_type = artifact.config.get("model_type")
     if model_type not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))
@@ -32,4 +44,4 @@ def describe(artifact: Artifact) -> DecoderDescription:
             f"{artifact.folder}/config.json: model_type '{model_type}' is not served by the bundled runtime (it serves "
             f"{known}); give a model of one of these, or {ANOTHER_RUNTIME}"
         )
-    return FAMILIES[str(model_type)](artifact)
+    return FAMILIES[str(model_type)](artifact, rope)

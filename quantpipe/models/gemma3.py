@@ -8,7 +8,7 @@ from quantpipe.formats.artifact import Artifact
 from quantpipe.models.config_fields import optional_int, positive_number, require_value, required_int
 from quantpipe.models.decoder import Biases, DecoderForm, activation_of, describe_decoder
 from quantpipe.models.description import DecoderDescription, RopeSpec
-from quantpipe.models.rope import rope_spec
+from quantpipe.models.rope_fields import RopeReader
 from quantpipe.models.windows import FULL, SLIDING, layer_types, windows_of
 
 # What transformers assumes where a config.json leaves these out.
@@ -20,7 +20,7 @@ DEFAULT_THETA = {FULL: 1_000_000.0, SLIDING: 10_000.0}
 LEGACY_THETA = {FULL: "rope_theta", SLIDING: "rope_local_base_freq"}
 
 
-def describe_gemma3(artifact: Artifact) -> DecoderDescription:
+def describe_gemma3(artifact: Artifact, rope: RopeReader) -> DecoderDescription:
     """The decoder that config.json declares. ArtifactError where a field asks for what this runtime does not do."""
     config = artifact.config
     for key in ("attn_logit_softcapping", "final_logit_softcapping"):
@@ -28,7 +28,7 @@ def describe_gemma3(artifact: Artifact) -> DecoderDescription:
     require_value(artifact, "use_bidirectional_attention", bool(config.get("use_bidirectional_attention")), False)
     head_dim = optional_int(artifact, "head_dim", DEFAULT_HEAD_DIM) or DEFAULT_HEAD_DIM
     kinds = layer_types(artifact, _default_types(artifact))
-    ropes = {kind: _rope(artifact, kind, head_dim) for kind in set(kinds)}
+    ropes = {kind: _rope(artifact, kind, head_dim, rope) for kind in set(kinds)}
     has_bias = bool(config.get("attention_bias", False))
     form = DecoderForm(
         head_dim=head_dim,
@@ -60,11 +60,11 @@ def _of_kind(artifact: Artifact, kind: str) -> dict[str, Any]:
     return dict(found)
 
 
-def _rope(artifact: Artifact, kind: str, head_dim: int) -> RopeSpec:
+def _rope(artifact: Artifact, kind: str, head_dim: int, rope: RopeReader) -> RopeSpec:
     """The rope of one type of layer; in the older spelling only full attention was ever scaled."""
     config = artifact.config
     found: dict[str, Any] = _of_kind(artifact, kind)
     if kind == FULL:
         found |= config.get("rope_scaling") or {}
     theta = positive_number(artifact, LEGACY_THETA[kind], DEFAULT_THETA[kind])
-    return rope_spec(artifact, {"rope_theta": theta, **found}, head_dim)
+    return rope(artifact, {"rope_theta": theta, **found}, head_dim)

@@ -5,11 +5,11 @@ from quantpipe.formats.artifact import Artifact
 from quantpipe.models.config_fields import optional_int
 from quantpipe.models.decoder import Biases, DecoderForm, activation_of, default_head_dim, describe_decoder, every_layer
 from quantpipe.models.description import DecoderDescription
-from quantpipe.models.rope import rope_parameters, rope_spec
+from quantpipe.models.rope_fields import RopeReader, rope_parameters
 from quantpipe.models.windows import same_window
 
 
-def describe_llama(artifact: Artifact) -> DecoderDescription:
+def describe_llama(artifact: Artifact, rope: RopeReader) -> DecoderDescription:
     """The decoder that config.json declares. ArtifactError where a field asks for what this runtime does not do."""
     config = artifact.config
     windows = same_window(artifact, optional_int(artifact, "sliding_window", None))
@@ -21,7 +21,7 @@ def describe_llama(artifact: Artifact) -> DecoderDescription:
     head_dim, has_bias = default_head_dim(artifact), bool(config.get("attention_bias", False))
     form = DecoderForm(
         head_dim=head_dim,
-        ropes=every_layer(artifact, rope_spec(artifact, rope_parameters(config), head_dim)),
+        ropes=every_layer(artifact, rope(artifact, rope_parameters(config), head_dim)),
         windows=windows,
         biases=Biases(has_bias, has_bias, mlp=bool(config.get("mlp_bias", False))),
         activation=activation_of(artifact),

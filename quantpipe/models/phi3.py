@@ -7,7 +7,7 @@ from quantpipe.formats.artifact import Artifact
 from quantpipe.models.config_fields import optional_int
 from quantpipe.models.decoder import DecoderForm, activation_of, default_head_dim, describe_decoder, every_layer
 from quantpipe.models.description import DecoderDescription
-from quantpipe.models.rope import rope_parameters, rope_spec
+from quantpipe.models.rope_fields import RopeReader, rope_parameters
 from quantpipe.models.windows import same_window
 
 # What transformers assumes where a config.json leaves these out.
@@ -17,13 +17,13 @@ DEFAULT_ORIGINAL_POSITIONS = 4096
 LONGROPE_NAMES = ("su", "yarn")
 
 
-def describe_phi3(artifact: Artifact) -> DecoderDescription:
+def describe_phi3(artifact: Artifact, rope: RopeReader) -> DecoderDescription:
     """The decoder that config.json declares. ArtifactError where a field asks for what this runtime does not do."""
     head_dim = default_head_dim(artifact)
-    rope = rope_spec(artifact, _rope_parameters(artifact), head_dim, may_be_partial=True)
+    own_rope = rope(artifact, _rope_parameters(artifact), head_dim, may_be_partial=True)
     form = DecoderForm(
         head_dim=head_dim,
-        ropes=every_layer(artifact, rope),
+        ropes=every_layer(artifact, own_rope),
         windows=same_window(artifact, optional_int(artifact, "sliding_window", None)),
         activation=activation_of(artifact),
         norm_eps=DEFAULT_NORM_EPS,

@@ -5,7 +5,7 @@ from quantpipe.formats.artifact import Artifact
 from quantpipe.models.config_fields import optional_int, required_int
 from quantpipe.models.decoder import Biases, DecoderForm, activation_of, default_head_dim, describe_decoder, every_layer
 from quantpipe.models.description import DecoderDescription
-from quantpipe.models.rope import rope_parameters, rope_spec
+from quantpipe.models.rope_fields import RopeReader, rope_parameters
 from quantpipe.models.windows import FULL, SLIDING, layer_types, windows_of
 
 # What transformers assumes where a config.json leaves these out.
@@ -13,12 +13,12 @@ DEFAULT_WINDOW = 4096
 DEFAULT_MAX_WINDOW_LAYERS = 28
 
 
-def describe_qwen2(artifact: Artifact) -> DecoderDescription:
+def describe_qwen2(artifact: Artifact, rope: RopeReader) -> DecoderDescription:
     """The decoder that config.json declares. ArtifactError where a field asks for what this runtime does not do."""
     head_dim = default_head_dim(artifact)
     form = DecoderForm(
         head_dim=head_dim,
-        ropes=every_layer(artifact, rope_spec(artifact, rope_parameters(artifact.config), head_dim)),
+        ropes=every_layer(artifact, rope(artifact, rope_parameters(artifact.config), head_dim)),
         windows=qwen_windows(artifact),
         biases=Biases(query_key_value=True),
         activation=activation_of(artifact),

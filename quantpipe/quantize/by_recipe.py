@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quantpipe.formats.scheme import WeightScheme, w8a8, weight_only
 from quantpipe.quantize import SOLVERS, TRANSFORM_CHECKS, TRANSFORMS
 from quantpipe.quantize.kv_int8 import KVObserver, KVRecord
 from quantpipe.quantize.loop.checkpoint import WorkFolder
@@ -24,7 +23,8 @@ from quantpipe.quantize.targets.discover import Targets, check_schemes, find_tar
 from quantpipe.quantize.targets.flat_inputs import check_token_scales
 from quantpipe.quantize.targets.sensitivity import measure_sensitivity, sample_tokens
 from quantpipe.quantize.targets.sensitivity_store import remembered
-from quantpipe.recipe.quantize_section import W8A8, AllocateSection, GptqSolver, QuantizeSection, Scheme
+from quantpipe.recipe.quantize_section import AllocateSection, GptqSolver, QuantizeSection
+from quantpipe.recipe.schemes import scheme_of
 from quantpipe.report import Reporter
 
 TokenIds = npt.NDArray[np.int64]
@@ -126,14 +126,6 @@ def check_transforms(section: QuantizeSection, model: StreamedModel) -> None:
     for each in section.transforms:
         if each.name in TRANSFORM_CHECKS:
             TRANSFORM_CHECKS[each.name](each, model)
-
-
-def scheme_of(section: Scheme) -> WeightScheme:
-    """The storage scheme that a part of a recipe names."""
-    if isinstance(section, W8A8):
-        return w8a8()
-    group_size = None if section.group_size == "channel" else section.group_size
-    return weight_only(int(section.name[1]), group_size, section.symmetric)
 
 
 def _method(section: QuantizeSection, model: StreamedModel, has_data: bool) -> Method:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from quantpipe.errors import DataError
-from quantpipe.formats.kv_mode import KV_MODES, KVMode, kv_mode, round_kv, static_scale
+from quantpipe.formats.kv_mode import KV_MODES, KVMode, kv_mode
+from quantpipe.formats.kv_rounding import round_kv, static_scale
 from quantpipe.formats.kv_scales import KVScales
 from quantpipe.quantize.model.watched_attention import AttentionCall, watching_attention
 

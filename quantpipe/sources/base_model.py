@@ -88,6 +88,21 @@ def resolve_tokenizer(model: ModelSection, recipe_folder: Path, cache_folder: Pa
     return resolve_model(model, recipe_folder, cache_folder).folder
 
 
+def local_config(model: ModelSection, recipe_folder: Path, cache_folder: Path) -> Path | None:
+    """The base model's config.json if it is on this machine already, without fetching anything; else None."""
+    source = parse_source(model.source, recipe_folder)
+    if isinstance(source, HubSource):
+        from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(source.repo_id, "config.json", revision=model.revision)
+        return Path(found) if isinstance(found, str) else None
+    if isinstance(source, FolderSource):
+        return source.folder / "config.json"
+    # Of a GGUF file without a digest in the recipe, nothing is known before the whole file is read.
+    folder = None if model.sha256 is None else _dequantized_folder(model.sha256, model, cache_folder)
+    return folder / "config.json" if folder is not None and folder.is_dir() else None
+
+
 def check_model_folder(folder: Path) -> None:
     """Raise DataError where ``folder`` is not a model with configuration, tokenizer and all its safetensors files."""
     if not folder.is_dir():

@@ -29,7 +29,8 @@ from quantpipe.backends.reference_kv_cache import ReferenceKVCache
 from quantpipe.engine.config import EngineConfig
 from quantpipe.engine.engine import Engine
 from quantpipe.engine.request import RequestOutput, SamplingParams
-from quantpipe.formats.kv_mode import KV_MODES, round_kv
+from quantpipe.formats.kv_mode import KV_MODES
+from quantpipe.formats.kv_rounding import round_kv
 from quantpipe.formats.kv_scales import KVScales, read_kv_scales
 from tests.engine.schedules import STOP, Plan, Run, configs, plans
 

@@ -12,7 +12,8 @@ from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 from quantpipe.errors import ArtifactError
 from quantpipe.formats.artifact import Artifact
 from quantpipe.models.description import RopeSpec
-from quantpipe.models.rope import ROPE_KINDS, rope_parameters, rope_spec
+from quantpipe.models.rope import ROPE_KINDS, rope_spec
+from quantpipe.models.rope_fields import rope_parameters
 
 HEAD_DIM = 64
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}

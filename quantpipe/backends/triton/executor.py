@@ -16,7 +16,7 @@ from torch import Tensor
 
 from quantpipe.backends.protocol import BatchInput, DecodeLimits, KVCache
 from quantpipe.backends.triton.graphs import RecordedDecodes, Replayed, recorder_for
-from quantpipe.backends.triton.kv_cache import TritonKVCache, token_bytes
+from quantpipe.backends.triton.kv_cache import TritonKVCache
 from quantpipe.backends.triton.linear import TritonLinear
 from quantpipe.backends.triton.ops.activation import gated, gated_quantized
 from quantpipe.backends.triton.ops.attention_chunk import attend_chunks, tokens_per_tile
@@ -105,7 +105,7 @@ class TritonExecutor:
 
     def kv_bytes_per_block(self, block_size: int, dtype: str) -> int:
         shape = self.description
-        per_token = token_bytes(KV_MODES[dtype], shape.num_kv_heads, shape.head_dim, self.dtype)
+        per_token = KV_MODES[dtype].token_bytes(shape.num_kv_heads, shape.head_dim, self.dtype.itemsize)
         return shape.num_layers * block_size * per_token
 
     def allocate_kv_cache(self, num_blocks: int, block_size: int, dtype: str) -> TritonKVCache:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from quantpipe.backends.triton.ops.copy_blocks import copy_blocks
-from quantpipe.formats.kv_mode import KV_MODES, KVMode, KVRule
+from quantpipe.formats.kv_mode import KV_MODES, KVRule
 from quantpipe.formats.kv_scales import KVScales
 
 
@@ -119,12 +119,3 @@ class TritonKVCache:
         for store in (self.keys, self.values):
             for pool in store.tensors:
                 copy_blocks(pool, copies)
-
-
-def token_bytes(mode: KVMode, num_kv_heads: int, head_dim: int, compute_dtype: torch.dtype) -> int:
-    """Bytes that one token takes in one layer. Where nothing is rounded, those of the compute dtype."""
-
-    def head_bytes(rule: KVRule) -> int:
-        return head_dim * compute_dtype.itemsize if rule.bits is None else rule.head_bytes(head_dim)
-
-    return num_kv_heads * (head_bytes(mode.key) + head_bytes(mode.value))

@@ -20,7 +20,8 @@ from quantpipe.backends.triton.ops.attention_tile import Sight
 from quantpipe.backends.triton.step import to_device
 from quantpipe.doctor.cases.cache import BLOCK_SIZE, NUM_HEADS, NUM_KV_HEADS, cache, held_values
 from quantpipe.doctor.cases.case import Case, error, generator
-from quantpipe.formats.kv_mode import KV_MODES, encode_kv
+from quantpipe.formats.kv_mode import KV_MODES
+from quantpipe.formats.kv_rounding import encode_kv
 from quantpipe.models.description import AttentionSpec, LinearSpec, RopeSpec
 
 # Of the largest value: queries, keys and weights are rounded to the dtype before they are multiplied.

@@ -12,7 +12,8 @@ from torch import Tensor
 from quantpipe.backends.triton.kv_cache import LayerStore, TritonKVCache
 from quantpipe.backends.triton.ops.rope_kv import Turns, rope_and_write
 from quantpipe.doctor.cases.case import ROUNDING, Case, code_error, error, generator, inequality
-from quantpipe.formats.kv_mode import KV_MODES, decode_kv
+from quantpipe.formats.kv_mode import KV_MODES
+from quantpipe.formats.kv_rounding import decode_kv
 from quantpipe.formats.kv_scales import KVScales
 
 NUM_HEADS, NUM_KV_HEADS, BLOCK_SIZE, NUM_BLOCKS = 4, 2, 16, 4

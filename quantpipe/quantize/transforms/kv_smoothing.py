@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from quantpipe.formats.kv_mode import INT8, round_kv
+from quantpipe.formats.kv_mode import INT8
+from quantpipe.formats.kv_rounding import round_kv
 from quantpipe.quantize.model.block_runs import Batch, StopForwardError, run_block
 from quantpipe.quantize.model.watched_attention import AttentionCall, watching_attention
 from quantpipe.quantize.transforms.key_folds import KeyFold, NoKeyFold, find_key_fold

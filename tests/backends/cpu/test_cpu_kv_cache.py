@@ -5,7 +5,8 @@ import torch
 
 from quantpipe.backends.cpu.kv_cache import CpuKVCache
 from quantpipe.backends.reference_kv_cache import ReferenceKVCache
-from quantpipe.formats.kv_mode import KV_MODES, round_kv
+from quantpipe.formats.kv_mode import KV_MODES
+from quantpipe.formats.kv_rounding import round_kv
 from quantpipe.formats.kv_scales import KVScales
 
 NUM_BLOCKS, BLOCK_SIZE, NUM_HEADS, HEAD_DIM = 6, 4, 3, 8

@@ -14,7 +14,8 @@ from torch import Tensor
 from quantpipe.backends.activations import ACTIVATIONS as FUNCTIONS
 from quantpipe.backends.cpu.native.library import Library
 from quantpipe.backends.cpu.native.structures import ACTIVATIONS
-from quantpipe.formats.kv_mode import KV_MODES, KVRule, encode_kv
+from quantpipe.formats.kv_mode import KV_MODES, KVRule
+from quantpipe.formats.kv_rounding import encode_kv
 
 NUM_TOKENS, BLOCK_SIZE = 20, 16
 EXPONENTS = {"small": -30.0, "near one": 0.0, "large": 30.0, "tiny": -120.0}

@@ -20,7 +20,8 @@ from quantpipe.backends.triton.ops.attention_chunk import attend_chunks, tokens_
 from quantpipe.backends.triton.ops.attention_decode import attend_decodes, num_splits
 from quantpipe.backends.triton.ops.attention_tile import Sight
 from quantpipe.backends.triton.step import StepTensors, to_device
-from quantpipe.formats.kv_mode import KV_MODES, decode_kv, encode_kv
+from quantpipe.formats.kv_mode import KV_MODES
+from quantpipe.formats.kv_rounding import decode_kv, encode_kv
 from quantpipe.formats.kv_scales import KVScales
 from quantpipe.models.description import AttentionSpec, LinearSpec, RopeSpec
 

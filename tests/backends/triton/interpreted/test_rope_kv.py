@@ -7,7 +7,8 @@ from torch import Tensor
 from quantpipe.backends.reference import rotate
 from quantpipe.backends.triton.kv_cache import LayerStore, TritonKVCache
 from quantpipe.backends.triton.ops.rope_kv import HeadNorm, Turns, rope_and_write
-from quantpipe.formats.kv_mode import KV_MODES, encode_kv
+from quantpipe.formats.kv_mode import KV_MODES
+from quantpipe.formats.kv_rounding import encode_kv
 from quantpipe.formats.kv_scales import KVScales
 from quantpipe.models.description import RopeSpec
 
