@@ -57,7 +57,7 @@ def test_a_served_family_with_something_unserved_is_planned_and_said(tmp_path: P
 def test_a_missing_field_is_named_with_the_file_whatever_it_is_called(tmp_path: Path) -> None:
     config = {name: value for name, value in LLAMA_8B.items() if name != "hidden_size"}
     path = write_config(tmp_path, config, "some-model.json")
-    with pytest.raises(ArtifactError, match=r"some-model\.json: hidden_size: None is not a positive whole number"):
+    with pytest.raises(ArtifactError, match=r"some-model\.json: hidden_size: it is missing"):
         read_subject(path, (), None, tmp_path)
 
 
