@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from quantpipe.cli_options import NumberRange
+
 if TYPE_CHECKING:
     from quantpipe.serve.arms.split import Split
     from quantpipe.serve.shadow.options import ShadowOptions
@@ -23,7 +25,7 @@ ARM_OPTIONS = (
     ),
     click.option(
         "--shadow-share",
-        type=click.FloatRange(0, 1, min_open=True),
+        type=NumberRange(0, 1, min_open=True),
         help="The share of requests that the shadow answers. Default: 1, all.",
     ),
     click.option(

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from quantpipe.cli_arms import ARM_OPTIONS, take_arms
+from quantpipe.cli_options import NumberRange
 
 MOST_WAIT_S = 86_400.0  # a day
 
@@ -40,7 +41,7 @@ LIMIT_OPTIONS = (
         "--slow-client-s",
         default=60.0,
         show_default=True,
-        type=click.FloatRange(0, min_open=True, max=3600),
+        type=NumberRange(0, min_open=True, max=3600),
         help="Seconds without reading after which a client is given up.",
     ),
 )
@@ -50,28 +51,28 @@ WAIT_OPTIONS = (
         "--drain-s",
         default=30.0,
         show_default=True,
-        type=click.FloatRange(0, MOST_WAIT_S),
+        type=NumberRange(0, MOST_WAIT_S),
         help="Seconds that open requests get to finish when the server is told to stop.",
     ),
     click.option(
         "--stalled-s",
         default=30.0,
         show_default=True,
-        type=click.FloatRange(0, MOST_WAIT_S, min_open=True),
+        type=NumberRange(0, MOST_WAIT_S, min_open=True),
         help="Seconds without progress of the engine after which the server is not ready.",
     ),
     click.option(
         "--hung-s",
         default=120.0,
         show_default=True,
-        type=click.FloatRange(0, MOST_WAIT_S, min_open=True),
+        type=NumberRange(0, MOST_WAIT_S, min_open=True),
         help="Seconds without progress after which the engine is killed and started again.",
     ),
     click.option(
         "--load-s",
         default=1800.0,
         show_default=True,
-        type=click.FloatRange(0, MOST_WAIT_S, min_open=True),
+        type=NumberRange(0, MOST_WAIT_S, min_open=True),
         help="Seconds that an engine may take to be ready, from its start; one that takes longer is killed.",
     ),
 )

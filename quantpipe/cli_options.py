@@ -1,5 +1,6 @@
 """Options and start-up that commands share. Everything heavy is imported inside."""
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -12,6 +13,17 @@ if TYPE_CHECKING:
     from quantpipe.report import Reporter
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class NumberRange(click.FloatRange):
+    """click's range, which lets "nan" in, without it."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Fails where ``value`` is no number in the range."""
+        number = float(super().convert(value, param, ctx))
+        if math.isnan(number):
+            self.fail(f"{value!r} is no number", param, ctx)
+        return number
 
 
 def recipe_arguments(command: Command) -> Command:

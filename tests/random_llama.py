@@ -37,13 +37,13 @@ LAYER_SHAPES = {
 }
 
 
-def write_random_llama(folder: Path, tokenizer: Tokenizer) -> None:
+def write_random_llama(folder: Path, tokenizer: Tokenizer, seed: int = 0) -> None:
     """Write it, with this tokenizer."""
     (folder / "config.json").write_text(json.dumps(CONFIG))
     shapes = {"model.embed_tokens": (258, 64), "model.norm": (64,)}
     for layer in range(2):
         shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in LAYER_SHAPES.items()}
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     tensors = {f"{name}.weight": 0.3 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
     save_file(tensors, folder / "model.safetensors")
     tokenizer._core.save(str(folder / "tokenizer.json"))

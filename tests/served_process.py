@@ -15,22 +15,27 @@ SCRIPT = """
 import signal
 import sys
 from pathlib import Path
+from quantpipe.serve.arms.split import Split
 from quantpipe.serve.engine_process.watch import WatchLimits
 from quantpipe.serve.front_options import FrontOptions
 from quantpipe.serve.server import run_server
+from quantpipe.serve.shadow.options import ShadowOptions
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell starts in the background
-folder, drain_s, stalled_s, hung_s = sys.argv[1], *map(float, sys.argv[2:5])
+folders, drain_s, stalled_s, hung_s = sys.argv[1].split(":"), *map(float, sys.argv[2:5])
 settings = {"backend": "reference", "num_threads": 1, "max_num_seqs": 4}
 if sys.argv[5] == "endless":
     settings["window_tokens"] = 64
-options = FrontOptions(drain_s=drain_s, watch=WatchLimits(stalled_s, hung_s))
-run_server([Path(folder)], settings, "127.0.0.1", 0, "tiny", options=options)
+split = Split((50.0, 50.0)) if sys.argv[6] == "split" else None
+shadow = ShadowOptions() if sys.argv[6] == "shadow" else None
+options = FrontOptions(drain_s=drain_s, watch=WatchLimits(stalled_s, hung_s), split=split, shadow=shadow)
+run_server(list(map(Path, folders)), settings, "127.0.0.1", 0, "tiny", options=options)
 """
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class ServedProcess:
-    """Serves ``folder`` as ``tiny``, four samples at a time, until it is left.
+    """Serves ``folder`` as ``tiny``, four samples at a time, until it is left; with a ``second`` half of the requests
+    each, or all where that is a shadow.
 
     ``is_endless``: ``max_tokens`` may be any number, so that streams last as long as a test wants.
     """
@@ -42,11 +47,15 @@ class ServedProcess:
         stalled_s: float = 30.0,
         hung_s: float = 120.0,
         is_endless: bool = False,
+        second: Path | None = None,
+        is_shadowed: bool = False,
     ) -> None:
         arguments = [*map(str, (drain_s, stalled_s, hung_s)), "endless" if is_endless else "bounded"]
+        arguments.append("alone" if second is None else "shadow" if is_shadowed else "split")
+        folders = ":".join(str(own) for own in (folder, second) if own is not None)
         # A group of its own, so that both of its processes can be sent what a terminal sends.
         self._process = subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, str(folder), *arguments],
+            [sys.executable, "-c", SCRIPT, folders, *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -70,9 +79,14 @@ class ServedProcess:
 
     @property
     def engine_pid(self) -> int | None:
-        """Of the engine's process; None while there is none."""
+        """Of the (first) engine's process; None while there is none."""
+        return next(iter(self.engine_pids), None)
+
+    @property
+    def engine_pids(self) -> list[int]:
+        """Of all engines' processes, the oldest first."""
         children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text(encoding="utf-8").split()
-        return int(children[0]) if children else None
+        return list(map(int, children))
 
     def cpu_s(self) -> float:
         """Processor time of both processes so far."""

@@ -9,6 +9,7 @@ import pytest
 
 from quantpipe import cli
 from quantpipe.serve.admission.limits import Limits
+from quantpipe.serve.engine_process.watch import WatchLimits
 from quantpipe.serve.front_options import FrontOptions
 from quantpipe.serve.keys import digest_of, read_keys
 
@@ -38,8 +39,8 @@ def test_options_reach_the_server(served: list[FrontOptions], tmp_path: Path) ->
     assert served[0].limits == Limits(3, 4, 5, 6, 0.5)
     assert served[0].keys == read_keys(keys)
     assert (served[0].are_metrics_open, served[0].log_format) == (True, "json")
-    assert serve("--log-format", "none") == 0
-    assert served[1].log_format is None
+    assert serve("--log-format", "none", "--stalled-s", 1, "--hung-s", 2, "--load-s", 3) == 0
+    assert (served[1].log_format, served[1].watch) == (None, WatchLimits(1, 2, 3))
 
 
 @pytest.mark.parametrize(
@@ -47,6 +48,18 @@ def test_options_reach_the_server(served: list[FrontOptions], tmp_path: Path) ->
     [
         (["--max-open-prompts", "0"], 2, "quantpipe serve: Invalid value for '--max-open-prompts'"),
         (["--slow-client-s", "0"], 2, "quantpipe serve: Invalid value for '--slow-client-s'"),
+        *[
+            ([option, "nan"], 2, f"quantpipe serve: Invalid value for '{option}': 'nan' is no number")
+            for option in (
+                "--slow-client-s",
+                "--drain-s",
+                "--stalled-s",
+                "--hung-s",
+                "--load-s",
+                "--memory-utilization",
+            )
+        ],
+        (["--load-s", "0"], 2, "quantpipe serve: Invalid value for '--load-s'"),
         (["--log-format", "xml"], 2, "quantpipe serve: Invalid value for '--log-format'"),
         (["--api-keys", "no-such-file"], 3, "no-such-file: cannot be read: No such file or directory"),
         (["--ssl-keyfile", "k.pem"], 3, "--ssl-keyfile: there is no --ssl-certfile"),

@@ -56,10 +56,13 @@ def test_expression_names_series_and_labels_that_exist(
     names = NAME.findall(expression)
     assert names and set(names) <= exposed.keys(), title
     labels = {label for name in names for label in exposed[name]} | {"instance"}
-    for grouped in re.findall(r"by \((\w+)\)", expression):
-        assert grouped in labels, f"{title}: no label {grouped}"
+    kept = {label for grouped in re.findall(r"by \(([\w, ]+)\)", expression) for label in grouped.split(", ")}
+    filtered = set(re.findall(r'(\w+)=~"', expression))
+    assert kept | filtered <= labels, f"{title}: no label {kept | filtered - labels}"
     for shown in re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]):
-        assert f"by ({shown})" in expression, f"{title}: the legend has {shown}, which is summed away"
+        assert shown in kept, f"{title}: the legend has {shown}, which is summed away"
+    own = {name for name in names if "arm" in exposed[name] and not name.startswith(("shadow", "routed"))}
+    assert not own or 'arm=~"$arm"' in expression or "arm" in kept, f"{title}: nobody can choose an arm"
     assert ("rate(" in expression or "increase(" in expression) == any(
         name.endswith(("_total", "_bucket")) for name in names
     ), f"{title}: counters have rates, gauges have none"
@@ -84,6 +87,11 @@ def test_every_panel_has_a_place_of_its_own_and_an_expression() -> None:
 def test_variables_ask_for_series_that_exist(exposed: dict[str, set[str]]) -> None:
     queries = [variable["query"] for variable in DASHBOARD["templating"]["list"]]
     assert {name for query in queries for name in NAME.findall(query)} <= exposed.keys()
+
+
+def test_choice_of_all_arms_includes_a_server_that_has_only_one() -> None:
+    (arm,) = [variable for variable in DASHBOARD["templating"]["list"] if variable["name"] == "arm"]
+    assert arm["includeAll"] and re.fullmatch(arm["allValue"], "")  # a label that is not there is an empty one
 
 
 def test_scrape_configuration_renames_every_series_to_vllms() -> None:

@@ -2,6 +2,8 @@
 
 import asyncio
 import dataclasses
+import io
+import logging
 import socket
 import subprocess
 import threading
@@ -9,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -36,6 +39,7 @@ from quantpipe.serve.engine_process.host import EngineHost
 from quantpipe.serve.engine_process.messages import EngineFacts, Opened, Opening
 from quantpipe.serve.front_options import FrontOptions
 from quantpipe.serve.http_config import uvicorn_config
+from quantpipe.serve.logs import start_logging
 from quantpipe.serve.loop import SteppedEngine
 from quantpipe.serve.server import bind
 
@@ -364,3 +368,18 @@ def start_server(tokenizer: Tokenizer) -> Iterator[Callable[..., RunningServer]]
 def run_real() -> Callable[[SteppedEngine, Tokenizer], AbstractContextManager[RunningServer]]:
     """``with run_real(engine, tokenizer) as server``: a server, whose model is called echo, over a real engine."""
     return lambda engine, tokenizer: running(RunningServer(engine, tokenizer))
+
+
+@pytest.fixture
+def logged() -> Iterator[Callable[[str], io.StringIO]]:
+    """Start logging in a format; what is written. All loggers are as before afterwards."""
+    root, access = logging.getLogger(), logging.getLogger("quantpipe.access")
+    before = (root.handlers[:], root.level, access.level)
+
+    def start(log_format: Any) -> io.StringIO:
+        stream = io.StringIO()
+        start_logging(log_format, stream)
+        return stream
+
+    yield start
+    root.handlers[:], root.level, access.level = before[0], before[1], before[2]

@@ -4,7 +4,7 @@ import io
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -13,27 +13,12 @@ import pytest
 from quantpipe.serve.exchange import Exchange
 from quantpipe.serve.front_options import FrontOptions
 from quantpipe.serve.keys import ApiKey, digest_of
-from quantpipe.serve.logs import LineFormatter, log_exchange, start_logging
+from quantpipe.serve.logs import LineFormatter, log_exchange
 
 COMPLETIONS = "/v1/completions"
 NASTY = 'x\r\n{"level": "info"}\u2028\x1b[31m\x00\ud800'
 StartServer = Callable[..., Any]
 MakeEngine = Callable[..., Any]
-
-
-@pytest.fixture
-def logged() -> Iterator[Callable[[str], io.StringIO]]:
-    """Start logging in a format; what is written. All loggers are as before afterwards."""
-    root, access = logging.getLogger(), logging.getLogger("quantpipe.access")
-    before = (root.handlers[:], root.level, access.level)
-
-    def start(log_format: Any) -> io.StringIO:
-        stream = io.StringIO()
-        start_logging(log_format, stream)
-        return stream
-
-    yield start
-    root.handlers[:], root.level, access.level = before[0], before[1], before[2]
 
 
 def entries(stream: io.StringIO) -> list[dict[str, Any]]:

@@ -134,12 +134,65 @@ function showFacts(served) {
     ["served otherwise than judged", gate && gate.served_otherwise.join(", ")],
     ["quantpipe", served.version],
   ];
-  byId("facts").replaceChildren(...rows.filter(([, value]) => value).flatMap(([name, value]) => {
+  byId("facts").replaceChildren(...described(rows));
+}
+
+function described(rows) {
+  return rows.filter(([, value]) => value).flatMap(([name, value]) => {
     const term = document.createElement("dt"), detail = document.createElement("dd");
     term.textContent = name;
     detail.textContent = value;
     return [term, detail];
-  }));
+  });
+}
+
+// ---- two arms
+
+const seconds = (value) => (value === null ? "–" : milliseconds(inMilliseconds(value)));
+const counts = (numbers) => Object.entries(numbers).map(([name, count]) => `${count} ${name}`).join(", ");
+
+// Each column: its title, and how to read it from an arm.
+const COLUMNS = [
+  ["arm", (arm) => arm.label],
+  ["model", (arm) => arm.name],
+  ["state", (arm) => arm.health.status],
+  ["restarts", (arm) => arm.health.num_restarts],
+  ["share", (arm) => (arm.is_shadow ? "shadow" : percent(100 * arm.share))],
+  ["verdict", (arm) => (arm.served.gate ? arm.served.gate.verdict : "not judged")],
+  ["requests", (arm) => counts(arm.routed)],
+  ["running, waiting", (arm) => `${arm.running}, ${arm.waiting}`],
+  ["tokens", (arm) => arm.tokens.generated],
+  ["first token", (arm) => seconds(arm.latency.ttft_s.p50)],
+  ["per token", (arm) => seconds(arm.latency.tpot_s.p50)],
+  ["KV cache", (arm) => percent(100 * arm.kv.usage_frac)],
+];
+
+function showArms(arms) {
+  byId("arms").hidden = !arms.length;
+  const row = (kind, values) => {
+    const line = document.createElement("tr");
+    for (const value of values) line.append(Object.assign(document.createElement(kind), { textContent: value }));
+    return line;
+  };
+  const rows = arms.map((arm) => row("td", COLUMNS.map(([, read]) => read(arm))));
+  arms.forEach((arm, index) => { if (arm.health.status !== "ok") rows[index].cells[2].className = "bad"; });
+  byId("arms-table").replaceChildren(row("th", COLUMNS.map(([title]) => title)), ...rows);
+}
+
+function showShadow(shadow) {
+  byId("shadow").hidden = !shadow;
+  if (!shadow) return;
+  const both = (values) => Object.entries(values).map(([arm, found]) => `${arm} ${seconds(found.p50)}`).join(", ");
+  const first = shadow.first_difference_tokens;
+  byId("shadow").replaceChildren(...described([
+    ["requests", counts(shadow.outcomes) || "none yet"],
+    ["equal texts", shadow.equal_frac !== null && `${percent(100 * shadow.equal_frac)} of ${shadow.num_equal + shadow.num_different}`],
+    ["first token that differs", first.p50 !== null && `${first.p50} (median of the last minute)`],
+    ["ended", counts(shadow.finish_reasons)],
+    ["tokens", counts(shadow.generated_tokens)],
+    ["first token", both(shadow.ttft_s)],
+    ["per token", both(shadow.tpot_s)],
+  ]));
 }
 
 function showState(text, isBad) {
@@ -158,6 +211,8 @@ async function poll() {
     } else {
       const stats = await reply.json();
       showFacts(stats.served);
+      showArms(stats.arms);
+      showShadow(stats.shadow);
       for (const plot of plots) plot.add(stats);
       showState(`${stats.requests.open_prompts} open, ${stats.tokens.generated} tokens since the start`, false);
     }
@@ -214,6 +269,8 @@ async function answer(turn) {
     }),
   });
   if (!reply.ok) throw new Error((await reply.json()).error.message);
+  const arm = reply.headers.get("X-Quantpipe-Arm");
+  if (arm) turn.title = `arm ${arm}`;
   for await (const event of eventsOf(reply.body)) {
     if (event.error) throw new Error(event.error.message);
     const delta = event.choices.length ? event.choices[0].delta : {};

@@ -20,6 +20,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_play
 from quantpipe.serve.front_options import FrontOptions
 from quantpipe.serve.keys import ApiKey, digest_of
 from quantpipe.serve.page import read_page
+from quantpipe.serve.shadow.options import ShadowOptions
 
 CHROMIUM = Path("/usr/bin/chromium")
 FLAGS = (
@@ -155,6 +156,32 @@ def test_chat_streams_goes_on_and_can_be_stopped(
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert [text for text in complaints if "400" not in text] == []
+
+
+def test_page_shows_each_arm_and_how_a_shadow_compares(
+    browser: Browser, start_server: StartServer, make_engine: MakeEngine
+) -> None:
+    options = FrontOptions(shadow=ShadowOptions())
+    server = start_server(make_engine(), options=options, second=make_engine())
+    with opened(browser, server.url) as (page, complaints):
+        rows = page.locator("#arms-table tr")
+        expect(rows).to_have_count(3)
+        expect(rows.nth(1)).to_contain_text("echo-a")
+        expect(rows.nth(2)).to_contain_text("shadow")
+        expect(page.locator("#shadow")).to_contain_text("none yet")
+        for _ in range(2):
+            assert server.post("/v1/completions", model="echo", prompt="abc", temperature=0).status_code == 200
+        expect(page.locator("#shadow")).to_contain_text("2 compared")
+        expect(page.locator("#shadow")).to_contain_text("100 % of 2")
+        page.fill("#prompt", "hi")
+        page.press("#prompt", "Enter")
+        expect(page.locator("#turns li.assistant")).to_have_attribute("title", "arm a")
+        server.second_loop._supervisor._launch.launched[-1].kill()
+        expect(rows.nth(2).locator("td.bad")).to_have_text(re.compile("failed|starting"))
+        assert complaints == []
+    with opened(browser, start_server(make_engine()).url) as (page, _):
+        expect(page.locator("#model")).to_have_text("echo")
+        expect(page.locator("#arms")).to_be_hidden()
 
 
 def test_page_asks_for_a_key_and_forgets_it(
