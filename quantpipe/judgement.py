@@ -4,6 +4,7 @@ The quantizer's model in memory is not reachable from here: what is judged is wh
 """
 
 import hashlib
+import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -11,6 +12,8 @@ from pathlib import Path
 
 from quantpipe.bench.latency import num_text_tokens, run_bench
 from quantpipe.bench.workload import vocabulary_text
+from quantpipe.cache import cache_folder
+from quantpipe.calibrate.coverage.run_coverage import read_coverage
 from quantpipe.calibration.calibration_set import BuildContext
 from quantpipe.calibration.checks.leakage import EvalText
 from quantpipe.calibration.definition.set_definition import set_of_recipe
@@ -24,22 +27,33 @@ from quantpipe.evaluate.divergence import DivergenceResult, measure_divergence, 
 from quantpipe.evaluate.eval_texts import eval_texts
 from quantpipe.evaluate.items import SuiteResult
 from quantpipe.evaluate.suite import Suite, compare, load_suite, run_suite
+from quantpipe.evidence.item_flips import flip_rows
+from quantpipe.evidence.model_memory import memory_row
 from quantpipe.formats.artifact import Artifact, verify
 from quantpipe.gate.judge import GateResult, Limit, Measurement, judge
 from quantpipe.gate.record import (
     GATE_NAME,
-    REPORT_NAME,
     RunContext,
     library_versions,
     machine_facts,
     utc_now,
     withdraw_verdict,
     write_gate_json,
-    write_text_atomically,
 )
-from quantpipe.gate.report import BenchRow, ParityRow, ReportSections, ScoreRow, render_markdown
+from quantpipe.gate.report import BenchRow, ParityRow, ScoreRow
 from quantpipe.recipe.schema import DivergenceSection, Recipe
+from quantpipe.releases.archive import add_release
 from quantpipe.report import Reporter
+from quantpipe.reporting.paths import roots_of, without_paths
+from quantpipe.reporting.report import ReportSection, report_of
+from quantpipe.reporting.sections.bench import bench_section
+from quantpipe.reporting.sections.coverage import coverage_section
+from quantpipe.reporting.sections.divergence import WindowKL, divergence_section
+from quantpipe.reporting.sections.facts import parity_section, quantization_section
+from quantpipe.reporting.sections.layers import layers_section
+from quantpipe.reporting.sections.memory import memory_section
+from quantpipe.reporting.sections.suite import FlipRow, suite_section
+from quantpipe.reporting.writing import write_report
 from quantpipe.sources.base_model import BaseModel
 
 MAX_FAULTS_SHOWN = 5
@@ -76,6 +90,8 @@ class Findings:
     divergence: tuple[tuple[str, str], ...] = ()
     scores: tuple[ScoreRow, ...] = ()
     bench: tuple[BenchRow, ...] = ()
+    flips: tuple[FlipRow, ...] = ()
+    windows: tuple[WindowKL, ...] = ()
 
 
 def read_questions(recipe: Recipe, tokenizer_folder: Path, write: WriteText | None = None) -> Questions:
@@ -169,7 +185,7 @@ def judge_candidate(
     output: Path,
     reporter: Reporter,
 ) -> GateResult:
-    """Measure base and candidate side by side, judge, and write ``gate.json`` and ``report.md`` under ``output``.
+    """Measure base and candidate side by side, judge, and write ``gate.json`` and the report under ``output``.
 
     A candidate that differs from its manifest fails, whatever it scores. An earlier verdict is withdrawn first.
     """
@@ -189,19 +205,58 @@ def judge_candidate(
         measurements.append(_counted_faults(artifact, faults))
     result = judge(limits, measurements, expected)
     context = _context(recipe, base, artifact, candidate)
-    sections = ReportSections(
+    report = report_of(
+        result,
         context,
         notes=(*(faults or ())[:MAX_FAULTS_SHOWN], *_notes(base, baseline, candidate), *questions.notes),
-        divergence=findings.divergence,
-        scores=findings.scores,
-        bench=findings.bench,
-        parity=parity,
-        quantization=quantization,
+        sections=_sections(findings, artifact, base, (baseline, candidate), parity, quantization, output),
+        data=data_digests(recipe, questions),
+        recipe="\n".join((recipe.source_text.rstrip(), *(f"# --set {each}" for each in recipe.overrides))).strip(),
         commands=commands,
     )
+    report = without_paths(report, roots_of(recipe.output, cache_folder()))
     write_gate_json(output / GATE_NAME, result, context)
-    write_text_atomically(output / REPORT_NAME, render_markdown(result, sections))
+    write_report(output, report)
+    if (archive := recipe.archive_folder) is not None:
+        release = add_release(archive, report, output)
+        reporter.note(f"archived as {release.id} in {archive}")
     return result
+
+
+def _sections(
+    findings: Findings,
+    artifact: Artifact,
+    base: BaseModel,
+    engines: tuple[Engine, Engine],
+    parity: Sequence[ParityRow],
+    quantization: Sequence[tuple[str, str]],
+    output: Path,
+) -> tuple[ReportSection, ...]:
+    """What the report shows besides the checks; ``engines`` are those of the baseline and of the candidate."""
+    baseline, candidate = engines
+    return (
+        suite_section(findings.scores, findings.flips),
+        divergence_section(findings.divergence, findings.windows),
+        layers_section(artifact.manifest or {}),
+        coverage_section(read_coverage(output)),
+        bench_section(findings.bench),
+        memory_section(
+            (memory_row("candidate", artifact.folder, candidate), memory_row("baseline", base.folder, baseline))
+        ),
+        parity_section(parity),
+        quantization_section(quantization),
+    )
+
+
+def data_digests(recipe: Recipe, questions: Questions) -> dict[str, str]:
+    """SHA-256 of what both models were asked: where two runs agree on one, the figures that rest on it compare."""
+    found = {} if questions.suite is None else {"suite": questions.suite.digest}
+    if questions.windows:
+        windows = json.dumps([[int(token_id) for token_id in window] for window in questions.windows])
+        found["held-out text"] = hashlib.sha256(windows.encode()).hexdigest()
+    if recipe.bench is not None:
+        found["bench"] = hashlib.sha256(recipe.bench.model_dump_json().encode()).hexdigest()
+    return found
 
 
 def _measure(
@@ -211,18 +266,22 @@ def _measure(
     facts: tuple[tuple[str, str], ...] = ()
     scores: tuple[ScoreRow, ...] = ()
     bench: tuple[BenchRow, ...] = ()
+    flips: tuple[FlipRow, ...] = ()
+    windows: tuple[WindowKL, ...] = ()
     tokenizer = Tokenizer.open(folder)
     if questions.windows:
         reporter.stage(f"divergence on {len(questions.windows)} windows of {len(questions.windows[0])} tokens")
         divergence = measure_divergence(baseline, candidate, questions.windows, progress=reporter.progress)
         measurements += divergence.measurements
         facts = divergence_facts(divergence)
+        windows = window_kls(questions, divergence)
     if questions.suite is not None:
         reporter.stage(f"suite {questions.suite.name}: {questions.suite.num_items} items, base then candidate")
         base_result = run_suite(baseline, tokenizer, questions.suite, reporter.progress)
         candidate_result = run_suite(candidate, tokenizer, questions.suite, reporter.progress)
         measurements.append(compare(base_result, candidate_result))
         scores = score_rows(base_result, candidate_result)
+        flips = flip_rows(base_result, candidate_result)
     if recipe.bench is not None:
         levels = ", ".join(str(c) for c in recipe.bench.concurrency)
         reporter.stage(f"bench at concurrency {levels}, base and candidate in turns")
@@ -235,7 +294,7 @@ def _measure(
         timed = run_bench({"baseline": baseline, "candidate": candidate}, recipe.bench, text, reporter.progress)
         measurements += timed.measurements
         bench = timed.summary()
-    return Findings(tuple(measurements), facts, scores, bench)
+    return Findings(tuple(measurements), facts, scores, bench, flips, windows)
 
 
 def divergence_facts(divergence: DivergenceResult) -> tuple[tuple[str, str], ...]:
@@ -244,6 +303,13 @@ def divergence_facts(divergence: DivergenceResult) -> tuple[tuple[str, str], ...
         ("perplexity", f"baseline {divergence.base_perplexity:.3f}, candidate {divergence.cand_perplexity:.3f}"),
         ("KL per token, nats", f"median {divergence.median_kl:.2g}, 99th percentile {divergence.p99_kl:.2g}"),
     )
+
+
+def window_kls(questions: Questions, divergence: DivergenceResult) -> tuple[WindowKL, ...]:
+    """The KL of each window beside the domain that it is from."""
+    domains = questions.domains or ("",) * len(divergence.windows)
+    pairs = zip(domains, divergence.windows, strict=True)
+    return tuple(WindowKL(domain, row.mean_kl, row.max_kl) for domain, row in pairs)
 
 
 def manifest_faults(artifact: Artifact) -> list[str] | None:

@@ -10,12 +10,12 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "quantpipe"
 ROWS: tuple[tuple[str, ...], ...] = (
     ("cache", "disk", "errors", "report", "wording"),
-    ("formats", "gate", "recipe"),
+    ("formats", "gate", "recipe", "releases", "reporting"),
     ("models", "sources", "calibration"),
     ("backends",),
     ("quantize", "engine"),
     ("evaluate", "bench", "guided", "serve", "doctor"),
-    ("calibrate", "candidate", "completion", "judgement", "llm", "pipeline"),
+    ("calibrate", "candidate", "completion", "evidence", "judgement", "llm", "pipeline"),
     ("cli", "cli_bench", "cli_calibrate", "cli_front", "cli_options", "cli_traceback"),
 )
 ROW_OF = {name: row for row, names in enumerate(ROWS) for name in names}

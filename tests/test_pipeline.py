@@ -59,7 +59,7 @@ def test_a_held_out_text_too_short_for_the_coverage_does_not_stop_quantizing(
     )
     candidate = quantize_recipe(asked, tmp_path / "cache", Reporter())
     assert "coverage looks at no held-out text: " in capsys.readouterr().err
-    assert ("coverage", "[coverage.md](coverage.md)") in quantization_facts(asked, candidate, 1.0)
+    assert ("coverage", "see coverage.md") in quantization_facts(asked, candidate, 1.0)
     assert "No held-out text was there" in (tmp_path / "run" / "coverage.md").read_text(encoding="utf-8")
 
 

@@ -15,11 +15,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from quantpipe import __version__
 from quantpipe.errors import DataError
 from quantpipe.gate.judge import Check, GateResult, Limit, Measurement, Verdict, overall
 
 SCHEMA = "quantpipe.gate/1"
 GATE_NAME, REPORT_NAME = "gate.json", "report.md"
+REPORT_NAMES = (REPORT_NAME, "report.html", "report.json", "junit.xml", "model_card.md")
 LIBRARIES = (
     "quantpipe",
     "torch",
@@ -64,7 +66,8 @@ def library_versions(names: Sequence[str] = LIBRARIES) -> dict[str, str]:
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            versions[name] = "not installed"
+            # run from its sources
+            versions[name] = __version__ if name == "quantpipe" else "not installed"
     return versions
 
 
@@ -108,7 +111,7 @@ def write_text_atomically(path: Path, text: str) -> None:
 
 def withdraw_verdict(output: Path) -> None:
     """Remove the verdict in ``output``: it must not stand beside an artifact that it does not judge."""
-    for name in (GATE_NAME, REPORT_NAME):
+    for name in (GATE_NAME, *REPORT_NAMES):
         (output / name).unlink(missing_ok=True)
 
 

@@ -271,6 +271,9 @@ class Recipe(Section):
     Only `quantpipe quantize` and `calibrate` do without."""
     output: RecipePath
     """Folder that the run writes: the artifact, the report and `gate.json`."""
+    archive: RecipePath | Literal[False] | None = None
+    """Folder that keeps the report of every judged release, for `quantpipe compare`. Absent: `archive` beside `output`;
+    `false`: none is kept."""
 
     _origin: Origin = PrivateAttr(default=Origin(Path(), "", ()))
 
@@ -292,6 +295,13 @@ class Recipe(Section):
     def document(self) -> Document | None:
         """The file with the place of each key, for parts that are checked elsewhere; None where it was not read."""
         return self._origin.document
+
+    @property
+    def archive_folder(self) -> Path | None:
+        """Where the reports of releases are kept; None where they are not."""
+        if self.archive is None:
+            return self.output.parent / "archive"
+        return self.archive or None
 
     @property
     def folder(self) -> Path:
