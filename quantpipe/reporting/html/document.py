@@ -78,7 +78,7 @@ def _contents(sections: Sequence[ReportSection]) -> str:
 
 
 def _checks(report: Report) -> str:
-    table = folded("The checks as a table", table_html(checks_table(report), False, False), is_long=False)
+    table = folded("The checks as a table", table_html(checks_table(report), False, False))
     rows = "".join(_check(check) for check in report.checks)
     return (
         f'<section id="checks" aria-labelledby="checks-title"><h2 id="checks-title">Checks</h2>{rows}'

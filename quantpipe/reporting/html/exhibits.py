@@ -19,8 +19,10 @@ def exhibit_html(exhibit: Exhibit, under: str = "") -> str:
         case Bars() | Panels() | Curves() | Intervals():
             return plot_html(exhibit, under)
         case Table():
-            table = table_html(exhibit, has_caption=exhibit.name != under and not exhibit.long)
-            return folded(exhibit.name, table, is_long=True) if exhibit.long else table
+            if not exhibit.long:
+                return table_html(exhibit, has_caption=exhibit.name != under)
+            left_out = f'<p class="paper note">{escape(exhibit.name)}: in the file itself.</p>'
+            return folded(exhibit.name, table_html(exhibit, has_caption=False)) + left_out
         case Facts():
             return _heading(exhibit.name, under) + facts_html(exhibit)
         case Text():
@@ -39,7 +41,7 @@ def plot_html(plot: Plot, under: str) -> str:
     note = f'<p class="note">{escape(plot.note)}</p>' if plot.note else ""
     key = draw_key(plot) if isinstance(plot, Panels) and len(plot.series) > 1 else ""
     pictures = f'{key}<div class="plots">{"".join(_draw(plot))}</div>'
-    numbers = folded("The numbers", table_html(table, has_caption=False, has_note=False), is_long=table.long)
+    numbers = folded("The numbers", table_html(table, has_caption=False, has_note=False))
     return f"<figure>{caption}{pictures}{note}{numbers}</figure>"
 
 
@@ -73,10 +75,9 @@ def facts_html(facts: Facts, kind: str = "facts") -> str:
     return f'<dl class="{kind}">{"".join(pairs)}</dl>'
 
 
-def folded(summary: str, content: str, is_long: bool) -> str:
-    """Content that is shown when asked for; what is long is not printed."""
-    kind = ' class="long"' if is_long else ""
-    return f"<details{kind}><summary>{escape(summary)}</summary>{content}</details>"
+def folded(summary: str, content: str) -> str:
+    """Content that is shown when asked for, and never on paper."""
+    return f"<details><summary>{escape(summary)}</summary>{content}</details>"
 
 
 def _draw(plot: Plot) -> list[str]:
