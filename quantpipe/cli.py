@@ -20,6 +20,7 @@ from quantpipe import __version__
 from quantpipe.cache import cache_folder
 from quantpipe.cli_bench import bench
 from quantpipe.cli_calibrate import calibrate
+from quantpipe.cli_compare import compare
 from quantpipe.cli_front import front_arguments, serve_key
 from quantpipe.cli_options import open_reporter, read_recipe, read_settings, recipe_arguments
 from quantpipe.cli_traceback import one_line, traceback_text
@@ -77,6 +78,7 @@ def commands(context: click.Context, debug: bool) -> None:
 
 commands.add_command(calibrate)
 commands.add_command(bench)
+commands.add_command(compare)
 commands.add_command(doctor)
 commands.add_command(serve_key)
 
@@ -290,7 +292,7 @@ def _show_verdict(result: "GateResult", output: Path) -> int:
 
     console = Console()
     console.print(render_table(result))
-    console.print(f"{result.verdict}: report in {output / 'report.md'}", highlight=False, soft_wrap=True)
+    console.print(f"{result.verdict}: report in {output / 'report.html'}", highlight=False, soft_wrap=True)
     return result.verdict.exit_code
 
 
