@@ -63,8 +63,8 @@ def meanings(checks: Sequence[CheckRow]) -> Text:
 
 def slice_of(name: str) -> tuple[str, str] | None:
     """Metric and slice of a name such as ``mean_kl[domain=legal]``; None for a name without one."""
-    metric, bracket, rest = name.partition("[")
-    return (metric, rest.removesuffix("]")) if bracket and rest.endswith("]") else None
+    metric, _, rest = name.partition("[")
+    return (metric, rest.removesuffix("]")) if metric and rest.endswith("]") else None
 
 
 def _check_cells(check: CheckRow) -> tuple[str | int | None, ...]:

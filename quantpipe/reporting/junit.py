@@ -24,7 +24,7 @@ def render_junit(report: Report) -> str:
     }
     root = ElementTree.Element("testsuites", counts)
     name = f"gate of {context.recipe_name}"
-    suite = ElementTree.SubElement(root, "testsuite", {"name": name, **counts, "timestamp": context.date[:19]})
+    suite = ElementTree.SubElement(root, "testsuite", {"name": _legal(name), **counts, "timestamp": context.date[:19]})
     properties = ElementTree.SubElement(suite, "properties")
     bound_to = {
         "verdict": report.title,

@@ -42,7 +42,7 @@ def _curves(
     curves = []
     for engine in _names(bench):
         rows = sorted((row for row in bench if row.engine == engine), key=lambda row: row.concurrency)
-        curves.append(Curve(engine, tuple(Point(row.concurrency, value(row)) for row in rows)))
+        curves.append(Curve(engine, tuple(Point(float(row.concurrency), value(row)) for row in rows)))
     return Curves(name, "requests at a time", y_name, tuple(curves), form, is_log_x=True)
 
 

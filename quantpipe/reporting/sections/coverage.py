@@ -18,7 +18,7 @@ def coverage_section(coverage: Mapping[str, Any] | None) -> ReportSection:
     exhibits: list[Exhibit] = [Facts(_facts(text))]
     for name, key in (("domain", "domains"), ("language", "languages"), ("document length", "lengths")):
         shares = text[key][:MOST_BARS]
-        bars = tuple(Bar(share["name"], (share["num_tokens"],)) for share in shares)
+        bars = tuple(Bar(share["name"], (float(share["num_tokens"]),)) for share in shares)
         exhibits.append(Bars(f"Calibrated tokens by {name}", name, ("tokens",), bars, "tokens", "count"))
     if text["held_out"]:
         bars = tuple(
@@ -69,7 +69,7 @@ def _saturation(inputs: Sequence[Mapping[str, Any]]) -> Curves:
     curves = []
     for name, key in (("Hessian's diagonal", "hessian_change"), ("largest magnitudes", "absmax_change")):
         points = tuple(
-            Point(first["num_sequences"], median(each["curve"][i][key] for each in inputs))
+            Point(float(first["num_sequences"]), median(each["curve"][i][key] for each in inputs))
             for i, first in enumerate(inputs[0]["curve"])
         )
         curves.append(Curve(name, points))

@@ -25,7 +25,7 @@ def memory_section(models: Sequence[MemoryRow]) -> ReportSection:
     if not models:
         return ReportSection("memory", "Memory")
     schemes = dict.fromkeys(name for model in models for name in model.stored)
-    stored = tuple(Bar(name, tuple(model.stored.get(name) for model in models)) for name in schemes)
+    stored = tuple(Bar(name, tuple(_float(model.stored.get(name)) for model in models)) for name in schemes)
     return ReportSection(
         "memory",
         "Memory",
@@ -34,6 +34,10 @@ def memory_section(models: Sequence[MemoryRow]) -> ReportSection:
             _table(models),
         ),
     )
+
+
+def _float(value: int | None) -> float | None:
+    return None if value is None else float(value)
 
 
 def _table(models: Sequence[MemoryRow]) -> Table:

@@ -44,7 +44,7 @@ def suite_section(scores: Sequence[ScoreRow], flips: Sequence[FlipRow] = ()) -> 
         (s.task, s.num_items, s.baseline_correct, s.candidate_correct, s.num_lost, s.num_gained) for s in scores
     )
     shares = tuple(Bar(s.task, (s.baseline_correct / s.num_items, s.candidate_correct / s.num_items)) for s in scores)
-    turned = tuple(Bar(s.task, (s.num_gained, s.num_lost)) for s in scores)
+    turned = tuple(Bar(s.task, (float(s.num_gained), float(s.num_lost))) for s in scores)
     exhibits: list[Exhibit] = [
         Table("Suite", COLUMNS, rows),
         Bars("Correct items", "task", ("candidate", "baseline"), shares, form="percent"),
@@ -68,7 +68,7 @@ def _flips(flips: Sequence[FlipRow]) -> Table:
             flip.domain,
             "lost" if flip.is_lost else "gained",
             {None: None, True: "yes", False: "no"}[flip.is_near_tie],
-            None if flip.cluster == flip.doc_id else flip.cluster,
+            None if flip.cluster in ("", flip.doc_id) else flip.cluster,
             ", ".join(f"{name} {value}" for name, value in flip.slices.items()) or None,
         )
         for flip in ordered[:MOST_FLIPS]
