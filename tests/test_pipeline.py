@@ -6,6 +6,7 @@ import transformers
 from architectures import MakeModel
 
 from quantpipe.errors import ArtifactError, DataError
+from quantpipe.gate.record import REPORT_NAMES
 from quantpipe.pipeline import gate_artifact, only_run, quantization_facts, quantize_recipe, run_recipe
 from quantpipe.recipe.schema import Recipe
 from quantpipe.report import Reporter
@@ -32,7 +33,7 @@ def test_a_recipe_without_quantization_or_evals_still_gives_a_verdict(
     result = run_recipe(recipe(tiny_llama, tmp_path / "run"), Path("timed.yaml"), tmp_path / "cache", quiet)
     assert [check.metric for check in result.checks] == ["tpot_ratio_c2", "manifest_mismatches"]
     names = {path.name for path in (tmp_path / "run").iterdir()}
-    assert names == {"artifact", "gate.json", "parity.json", "report.md"}
+    assert names == {"artifact", "gate.json", "parity.json", *REPORT_NAMES}
     assert "quantpipe run timed.yaml" in (tmp_path / "run" / "report.md").read_text()
 
 

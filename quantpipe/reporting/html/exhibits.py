@@ -1,5 +1,6 @@
 """What each kind of exhibit looks like in HTML: a picture with its table folded behind it, a table, a list, text."""
 
+from dataclasses import replace
 from html import escape
 
 from quantpipe.reporting.exhibits import Bars, Code, Curves, Exhibit, Facts, Intervals, Panels, Plot, Table, Text
@@ -11,6 +12,7 @@ from quantpipe.reporting.plots.panels import draw_key, draw_panels
 from quantpipe.reporting.tables import table_behind
 
 MOST_SHORT_CHARS = 28
+MOST_ROWS_DRAWN = 40  # as many fit on a page of paper
 
 
 def exhibit_html(exhibit: Exhibit, under: str = "") -> str:
@@ -38,7 +40,9 @@ def plot_html(plot: Plot, under: str) -> str:
     caption = f"<figcaption>{escape(plot.name)}</figcaption>" if plot.name != under else ""
     if not table.rows:
         return f'<figure>{caption}<p class="quiet">Nothing was measured.</p></figure>'
-    note = f'<p class="note">{escape(plot.note)}</p>' if plot.note else ""
+    left_out = _left_out(plot)
+    text = " ".join(part for part in (plot.note, left_out) if part)
+    note = f'<p class="note">{escape(text)}</p>' if text else ""
     key = draw_key(plot) if isinstance(plot, Panels) and len(plot.series) > 1 else ""
     pictures = f'{key}<div class="plots">{"".join(_draw(plot))}</div>'
     numbers = folded("The numbers", table_html(table, has_caption=False, has_note=False))
@@ -80,16 +84,22 @@ def folded(summary: str, content: str) -> str:
     return f"<details><summary>{escape(summary)}</summary>{content}</details>"
 
 
+def _left_out(plot: Plot) -> str:
+    """What is said of rows beyond those that are drawn."""
+    num_rows = len(plot.bars) if isinstance(plot, Bars) else len(plot.rows) if isinstance(plot, Intervals) else 0
+    return f"The first {MOST_ROWS_DRAWN} of {num_rows:,} are drawn." if num_rows > MOST_ROWS_DRAWN else ""
+
+
 def _draw(plot: Plot) -> list[str]:
     match plot:
         case Bars():
-            return [draw_bars(plot)]
+            return [draw_bars(replace(plot, bars=plot.bars[:MOST_ROWS_DRAWN]))]
         case Panels():
             return draw_panels(plot)
         case Curves():
             return [draw_curves(plot)]
         case Intervals():
-            return [draw_intervals(plot)]
+            return [draw_intervals(replace(plot, rows=plot.rows[:MOST_ROWS_DRAWN]))]
 
 
 def _heading(name: str, under: str) -> str:

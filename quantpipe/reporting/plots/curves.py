@@ -63,6 +63,8 @@ def _curve(plot: Curves, curve: Curve, index: int, x_scale: Scale, y_scale: Scal
             low, high = y_scale.place(point.low), y_scale.place(point.high)
             parts += [line(x, low, x, high, f"whisker s{index}")]
             parts += [line(x - 4, end, x + 4, end, f"whisker s{index}") for end in (low, high)]
+        if point.label:
+            parts.append(words(x - 8, y - 7, point.label, "tick", "end"))
         parts.append(_marker(x, y, index, f"{curve.name}, {_at(plot, point)}: {shown(point.y, plot.form)}"))
     return parts
 

@@ -31,7 +31,7 @@ def _draw(plot: Panels, panel: Panel, scale: Scale) -> str:
     first, last = min(panel.positions, default=0), max(panel.positions, default=0)
     step_px = (WIDTH - _LEFT - _RIGHT) / (last - first + 1)
     parts = [words(_LEFT, 12, panel.name, "label strong")]
-    for value in ticks(scale, 3):
+    for value in ticks(scale, 4):
         y = scale.place(value)
         parts += [
             line(_LEFT, y, WIDTH - _RIGHT, y, "grid"),

@@ -43,7 +43,7 @@ def suite_section(scores: Sequence[ScoreRow], flips: Sequence[FlipRow] = ()) -> 
     rows = tuple(
         (s.task, s.num_items, s.baseline_correct, s.candidate_correct, s.num_lost, s.num_gained) for s in scores
     )
-    shares = tuple(Bar(s.task, (s.baseline_correct / s.num_items, s.candidate_correct / s.num_items)) for s in scores)
+    shares = tuple(Bar(s.task, (s.candidate_correct / s.num_items, s.baseline_correct / s.num_items)) for s in scores)
     turned = tuple(Bar(s.task, (float(s.num_gained), float(s.num_lost))) for s in scores)
     exhibits: list[Exhibit] = [
         Table("Suite", COLUMNS, rows),
@@ -74,7 +74,8 @@ def _flips(flips: Sequence[FlipRow]) -> Table:
         for flip in ordered[:MOST_FLIPS]
     )
     ties = Counter(flip.is_near_tie for flip in flips)
-    note = f"{count_of(len(flips), 'flips')}, {ties[True]:,} of them near ties. Texts are left out."
+    known = f"{ties[True]:,} of them near ties" if ties[None] < len(flips) else "by what margin is not known"
+    note = f"{count_of(len(flips), 'flips')}, {known}. Texts are left out."
     if len(flips) > MOST_FLIPS:
         note += f" The first {MOST_FLIPS} are listed."
     return Table("Flipped items", columns, rows, note, long=len(rows) > 25)
