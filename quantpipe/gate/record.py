@@ -53,7 +53,7 @@ class RunContext:
     artifact_digest: str
     base_digest: str
     base_origin: str
-    engine: Mapping[str, str | int | float | None]
+    engine: Mapping[str, str | bool | int | float | None]
     versions: Mapping[str, str]
     machine: Mapping[str, str | int]
     date: str

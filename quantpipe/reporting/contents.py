@@ -141,8 +141,11 @@ def _environment(report: Report) -> tuple[Exhibit, ...]:
     )
 
 
-def _pairs(mapping: Mapping[str, str | int | float | None]) -> tuple[tuple[str, str], ...]:
-    return tuple((key, "not set" if value is None else str(value)) for key, value in mapping.items())
+def _pairs(mapping: Mapping[str, str | bool | int | float | None]) -> tuple[tuple[str, str], ...]:
+    said = {None: "not set", True: "yes", False: "no"}
+    return tuple(
+        (key, said[value] if value is None or isinstance(value, bool) else str(value)) for key, value in mapping.items()
+    )
 
 
 def _bound_to(report: Report) -> tuple[tuple[str, str], ...]:
