@@ -4,7 +4,7 @@ from html import escape
 
 from quantpipe.gate.report import figure
 from quantpipe.releases.archive import Release
-from quantpipe.releases.comparability import BENCH, group_of
+from quantpipe.releases.comparability import ASKED, BENCH, group_of
 from quantpipe.reporting.contents import slice_of
 from quantpipe.reporting.exhibits import Column, Curve, Curves, Exhibit, Point, Table
 from quantpipe.reporting.html.document import document, section_html
@@ -51,7 +51,7 @@ def trend_table(releases: tuple[Release, ...]) -> Table:
 
 
 def trend_plots(releases: tuple[Release, ...]) -> tuple[Exhibit, ...]:
-    """A plot for each figure, with a line for each recipe; for bench figures, of each machine, and what was asked."""
+    """A plot for each figure. A line is of one recipe; where its figures do not compare there is another line."""
     labels = tuple(each.date[:10] for each in releases)
     plots = []
     for metric in _metrics(releases):
@@ -69,9 +69,16 @@ def trend_plots(releases: tuple[Release, ...]) -> tuple[Exhibit, ...]:
 
 
 def _line_of(release: Release, metric: str, releases: tuple[Release, ...]) -> str:
-    """Figures are joined where they compare: of one recipe and, where there are several machines, of one machine."""
-    several = len({each.machine for each in releases}) > 1
-    return f"{release.recipe} on {release.machine[:6]}" if several and group_of(metric) == BENCH else release.recipe
+    """Figures are joined where they compare: of one recipe, asked the same, and bench figures of one machine."""
+    group = group_of(metric)
+    places = {each.id: _rests_on(each, group) for each in releases if each.recipe == release.recipe}
+    distinct = list(dict.fromkeys(places.values()))
+    return release.recipe if len(distinct) == 1 else f"{release.recipe} ({distinct.index(places[release.id]) + 1})"
+
+
+def _rests_on(release: Release, group: str) -> tuple[str, ...]:
+    asked = release.data.get(ASKED[group], "") if group in ASKED else ""
+    return release.base_digest, asked, release.machine if group == BENCH else ""
 
 
 def _metrics(releases: tuple[Release, ...]) -> list[str]:

@@ -1,6 +1,7 @@
 """Releases over time: a row for each, a line for each recipe, bench figures of unlike machines apart."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,8 +45,17 @@ def test_each_recipe_has_a_line_and_bench_figures_one_for_each_machine(releases:
     plots = {each.name: each for each in trend_plots(releases) if isinstance(each, Curves)}
     lines = {curve.name: [point.y for point in curve.points] for curve in plots["mean_kl"].curves}
     assert lines == {"support": [0.02, 0.04], "legal": [0.03, 0.05]}
-    assert len(plots["tpot_ratio_c1"].curves) == 4
+    timed = {curve.name: len(curve.points) for curve in plots["tpot_ratio_c1"].curves}
+    assert timed == {"support (1)": 1, "legal (1)": 1, "support (2)": 1, "legal (2)": 1}
     assert not any("[" in name for name in plots)
+
+
+def test_scores_of_another_suite_begin_another_line(releases: tuple[Release, ...]) -> None:
+    *before, last = releases
+    changed = (*before, replace(last, data=dict(last.data) | {"suite": "00" * 32}))
+    plots = {each.name: each for each in trend_plots(changed) if isinstance(each, Curves)}
+    assert [curve.name for curve in plots["accuracy_loss_points"].curves] == ["support", "legal (1)", "legal (2)"]
+    assert [curve.name for curve in plots["mean_kl"].curves] == ["support", "legal"]
 
 
 def test_the_page_draws_lines_and_asks_for_nothing(

@@ -46,7 +46,8 @@ def _axes(plot: Curves, xs: list[float], x_scale: Scale, y_scale: Scale) -> list
 
 
 def _legend(plot: Curves) -> list[str]:
-    parts, x = [words(0, 12, plot.y_name, "label strong")], _LEFT
+    title = "" if plot.y_name == plot.name else plot.y_name  # said above the picture
+    parts, x = [words(0, 12, title, "label strong")], _LEFT
     for index, curve in enumerate(plot.curves):
         name = fitted(curve.name, (WIDTH - _LEFT) / len(plot.curves) - 26)
         parts += [_marker(x + 5, 28, index % 4, ""), words(x + 14, 32, name, "label")]
