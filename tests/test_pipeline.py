@@ -37,6 +37,26 @@ def test_a_recipe_without_quantization_or_evals_still_gives_a_verdict(
     assert "quantpipe run timed.yaml" in (tmp_path / "run" / "report.md").read_text()
 
 
+def test_an_archive_that_cannot_be_written_is_refused_before_any_work(
+    tiny_llama: Path, tmp_path: Path, quiet: Reporter
+) -> None:
+    (tmp_path / "file").write_text("")
+    asked = recipe(tiny_llama, tmp_path / "run").model_copy(update={"archive": tmp_path / "file" / "archive"})
+    for work in (
+        lambda: run_recipe(asked, Path("timed.yaml"), tmp_path / "cache", quiet),
+        lambda: gate_artifact(asked, Path("timed.yaml"), tiny_llama, tmp_path / "cache", quiet),
+    ):
+        with pytest.raises(DataError, match="is a file; set `archive`"):
+            work()
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_recipe_may_keep_no_archive(tiny_llama: Path, tmp_path: Path, quiet: Reporter) -> None:
+    asked = recipe(tiny_llama, tmp_path / "run").model_copy(update={"archive": Path("none")})
+    gate_artifact(asked, Path("timed.yaml"), tiny_llama, tmp_path / "cache", quiet)
+    assert not (tmp_path / "archive").exists()
+
+
 def test_a_held_out_text_too_short_for_the_coverage_does_not_stop_quantizing(
     tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

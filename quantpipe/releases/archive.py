@@ -71,6 +71,19 @@ def add_release(archive: Path, report: Report, output: Path) -> Release:
     return release
 
 
+def require_writable(archive: Path) -> None:
+    """Raise DataError, before any long work, where ``archive`` could not be written. Makes nothing."""
+    existing = next(path for path in (archive, *archive.parents) if path.exists())
+    if not existing.is_dir():
+        raise DataError(
+            f"archive: {archive} cannot be written: {existing} is a file; set `archive`, or `archive: none`"
+        )
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise DataError(
+            f"archive: {archive} cannot be written: no permission in {existing}; set `archive`, or `archive: none`"
+        )
+
+
 def read_index(archive: Path) -> tuple[tuple[Release, ...], tuple[str, ...]]:
     """The releases in order, and sentences about lines that cannot be read. DataError where there is no index."""
     path = archive / INDEX_NAME

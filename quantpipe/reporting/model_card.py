@@ -1,5 +1,6 @@
 """A model card for the Hugging Face hub: front matter, and the numbers of the report that a user of the model needs."""
 
+import math
 import re
 from collections.abc import Iterator
 
@@ -51,7 +52,7 @@ def _front_matter(report: Report, scheme: str) -> dict[str, object]:
     metrics = [
         {"type": check.metric, "name": check.meaning or check.metric, "value": check.measurement.value}
         for check in report.checks
-        if check.measurement is not None
+        if check.measurement is not None and math.isfinite(check.measurement.value)
     ]
     evaluated = {
         "task": {"type": "text-generation"},
