@@ -17,7 +17,7 @@ Value = TypeVar("Value")
 
 def roots_of(output: Path, cache: Path | None = None) -> dict[Path, str]:
     """What the folders of a run are called in its report."""
-    roots = {Path.cwd(): "", output.resolve(): "OUTPUT"}
+    roots = {Path.cwd(): ".", output.resolve(): "OUTPUT"}
     if cache is not None:
         roots[cache.resolve()] = "$QUANTPIPE_CACHE"
     return roots | {Path.home(): "~"}
@@ -29,15 +29,14 @@ def without_paths(report: Report, roots: Mapping[Path, str]) -> Report:
 
 
 def shorten(text: str, roots: Mapping[Path, str]) -> str:
-    """Paths below one of the ``roots`` begin with its name, or are relative where that is empty; of others the last
-    part is left: ``.../model.gguf``."""
+    """Paths below one of the ``roots`` begin with its name; of others the last part is left: ``.../model.gguf``."""
 
     def short(match: re.Match[str]) -> str:
         path = Path(match[0])
         for root, name in roots.items():
             if root != Path(root.anchor) and path.is_relative_to(root):
                 rest = path.relative_to(root).as_posix()
-                return f"{name}/{rest}" if name and rest != "." else name or rest
+                return name if rest == "." else f"{name}/{rest}"
         return f".../{path.name}"
 
     return _ABSOLUTE.sub(short, text)

@@ -8,13 +8,14 @@ from reports import a_report
 from quantpipe.reporting.json_form import render_json
 from quantpipe.reporting.paths import roots_of, shorten, without_paths
 
-ROOTS = {Path("/home/ann/project"): "", Path("/data/out"): "OUTPUT", Path("/home/ann"): "~"}
+ROOTS = {Path("/home/ann/project"): ".", Path("/data/out"): "OUTPUT", Path("/home/ann"): "~"}
 
 
 @pytest.mark.parametrize(
     ("text", "short"),
     [
-        ("quantpipe run /home/ann/project/recipes/a.yaml", "quantpipe run recipes/a.yaml"),
+        ("quantpipe run /home/ann/project/recipes/a.yaml", "quantpipe run ./recipes/a.yaml"),
+        ("in /home/ann/project", "in ."),
         ("verify /data/out/artifact", "verify OUTPUT/artifact"),
         ("--set output=/data/out", "--set output=OUTPUT"),
         ("see /home/ann/models/m.gguf, please", "see ~/models/m.gguf, please"),
