@@ -29,17 +29,16 @@ def without_paths(report: Report, roots: Mapping[Path, str]) -> Report:
 
 
 def shorten(text: str, roots: Mapping[Path, str]) -> str:
-    """Paths below one of the ``roots`` begin with its name; of others the last part is left: ``.../model.gguf``."""
+    """Paths below one of the ``roots`` begin with its name; of others the last part is left: ``.../model.gguf``.
 
-    def short(match: re.Match[str]) -> str:
-        path = Path(match[0])
-        for root, name in roots.items():
-            if root != Path(root.anchor) and path.is_relative_to(root):
-                rest = path.relative_to(root).as_posix()
-                return name if rest == "." else f"{name}/{rest}"
-        return f".../{path.name}"
-
-    return _ABSOLUTE.sub(short, text)
+    What no file in UTF-8 can hold is replaced too: names of files and of items may have such characters.
+    """
+    shown = text.encode("utf-8", "replace").decode("utf-8")
+    for root, name in roots.items():
+        if root != Path(root.anchor):  # as it is written, for it may hold spaces
+            place = rf"(?<![\w.:/~$}}>-]){re.escape(str(root))}(?![^\s/'\",;:)\]}}])"
+            shown = re.sub(place, name.replace("\\", r"\\"), shown)
+    return _ABSOLUTE.sub(lambda match: f".../{Path(match[0]).name}", shown)
 
 
 def _each_text(value: Value, roots: Mapping[Path, str]) -> Value:

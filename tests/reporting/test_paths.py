@@ -8,7 +8,12 @@ from reports import a_report
 from quantpipe.reporting.json_form import render_json
 from quantpipe.reporting.paths import roots_of, shorten, without_paths
 
-ROOTS = {Path("/home/ann/project"): ".", Path("/data/out"): "OUTPUT", Path("/home/ann"): "~"}
+ROOTS = {
+    Path("/home/ann/project"): ".",
+    Path("/data/out"): "OUTPUT",
+    Path("/home/ann"): "~",
+    Path("/opt/a b"): "WITH SPACE",
+}
 
 
 @pytest.mark.parametrize(
@@ -22,6 +27,9 @@ ROOTS = {Path("/home/ann/project"): ".", Path("/data/out"): "OUTPUT", Path("/hom
         ("(/srv/secret/place/m.gguf)", "(.../m.gguf)"),
         ("https://host/path/to/it and s3://bucket/key/x", "https://host/path/to/it and s3://bucket/key/x"),
         ("recipes/a/b.yaml and ../x/y and ~/a/b", "recipes/a/b.yaml and ../x/y and ~/a/b"),
+        ("in /opt/a b/runs/x, /opt/a bc/y and /opt/a b", "in WITH SPACE/runs/x, .../a bc/y and WITH SPACE"),
+        ("/home/annex/file.txt", ".../file.txt"),
+        ("name \udcff", "name ?"),
         ("GET /health, 3 / 4, a/b/c", "GET /health, 3 / 4, a/b/c"),
         ("TTFT ratio candidate / baseline", "TTFT ratio candidate / baseline"),
     ],

@@ -4,6 +4,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from quantpipe.gate.report import figure
+
 
 @dataclass(frozen=True)
 class Scale:
@@ -52,6 +54,11 @@ def ticks(scale: Scale, num_most: int) -> list[float]:
         if last - first < num_most:
             return [number * step for number in range(first, last + 1)]
     return []
+
+
+def tick_text(value: float) -> str:
+    """A mark's value, short enough to stand beside others."""
+    return f"{value:.3g}" if abs(value) >= 1e6 else figure(value)
 
 
 def _log(value: float) -> float:

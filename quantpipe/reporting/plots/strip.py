@@ -4,7 +4,7 @@ import math
 
 from quantpipe.gate.judge import Measurement
 from quantpipe.gate.report import figure, interval
-from quantpipe.reporting.plots.scale import Scale, scale_of, ticks
+from quantpipe.reporting.plots.scale import Scale, scale_of, tick_text, ticks
 from quantpipe.reporting.plots.svg import box, drawing, element, line, text_px, tooltip, words
 from quantpipe.reporting.report import CheckRow
 
@@ -47,7 +47,7 @@ def _axis(scale: Scale) -> list[str]:
     marks = [line(scale.start, _AXIS, scale.end, _AXIS, "axis")]
     for value in ticks(scale, 5):
         at = scale.place(value)
-        marks += [line(at, _AXIS, at, _AXIS + 4, "axis"), words(at, _AXIS + 16, figure(value), "tick", "middle")]
+        marks += [line(at, _AXIS, at, _AXIS + 4, "axis"), words(at, _AXIS + 16, tick_text(value), "tick", "middle")]
     return marks
 
 

@@ -7,13 +7,17 @@ from pathlib import Path
 import pytest
 from browsing import num_pixels, opened, started_browser
 from playwright.sync_api import Browser
-from reports import a_report
+from reports import CONTEXT, a_report, a_result
 
 from quantpipe.gate.judge import Limit, Measurement, Verdict, judge
-from quantpipe.reporting.exhibits import Bar, Bars, Column, Curves, Intervals, Panels, Table
+from quantpipe.gate.report import BenchRow, ScoreRow
+from quantpipe.reporting.exhibits import Bar, Bars, Code, Column, Curve, Curves, Intervals, Panels, Table
 from quantpipe.reporting.html.document import render_html, section_html
 from quantpipe.reporting.html.exhibits import MOST_ROWS_DRAWN, exhibit_html
-from quantpipe.reporting.report import ReportSection
+from quantpipe.reporting.report import ReportSection, report_of
+from quantpipe.reporting.sections.bench import bench_section
+from quantpipe.reporting.sections.divergence import WindowKL, divergence_section
+from quantpipe.reporting.sections.suite import FlipRow, suite_section
 
 FIRST_RGB = {"light": (11, 98, 196), "dark": (108, 176, 255)}
 GOOD_RGB = {"light": (20, 113, 58), "dark": (99, 201, 139)}
@@ -139,3 +143,21 @@ def test_a_plot_of_very_many_rows_is_cut_to_what_fits_on_paper_and_its_table_is_
     assert html.count("<rect") == MOST_ROWS_DRAWN
     assert html.count("<tr>") == MOST_ROWS_DRAWN + 2
     assert f"The first {MOST_ROWS_DRAWN} of {MOST_ROWS_DRAWN + 1} are drawn." in html
+
+
+def test_names_that_would_be_markup_are_shown_and_run_nothing(browser: Browser, tmp_path: Path) -> None:
+    evil = "</title></style><script>window.ran = 1</script>\u202e\"'|`\x07中文"
+    nan = float("nan")
+    sections = (
+        suite_section((ScoreRow(evil, 1, 0, 0, 0, 0),), (FlipRow(evil, evil, evil, True, None, evil, {evil: evil}),)),
+        divergence_section((), (WindowKL(evil, nan, nan),)),
+        bench_section((BenchRow(evil, 1, 1, nan, 0.0, float("inf")),)),
+        ReportSection(evil, evil, (Code(evil, evil), Curves(evil, evil, evil, (Curve(evil, ()),)))),
+    )
+    path = tmp_path / "report.html"
+    path.write_text(render_html(report_of(a_result(), CONTEXT, (evil,), sections, {evil: evil}, evil, (evil,))))
+    with opened(browser, path.as_uri()) as (page, complaints):
+        assert page.evaluate("window.ran") is None
+        assert page.locator("script").count() == 0
+        assert page.locator("h2").last.text_content() == "How to reproduce"
+        assert complaints == []
