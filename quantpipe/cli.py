@@ -20,6 +20,7 @@ from quantpipe import __version__
 from quantpipe.cache import cache_folder
 from quantpipe.cli_bench import bench
 from quantpipe.cli_calibrate import calibrate
+from quantpipe.cli_compare import compare
 from quantpipe.cli_front import front_arguments, serve_key
 from quantpipe.cli_gate import gate, show_verdict
 from quantpipe.cli_options import (
@@ -87,6 +88,7 @@ def commands(context: click.Context, debug: bool) -> None:
 commands.add_command(calibrate)
 commands.add_command(bench)
 commands.add_command(plan)
+commands.add_command(compare)
 commands.add_command(doctor)
 commands.add_command(gate)
 commands.add_command(serve_key)

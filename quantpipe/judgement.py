@@ -13,6 +13,7 @@ from pathlib import Path
 from quantpipe.bench.latency import BenchResult, num_text_tokens, paired_figures, run_bench
 from quantpipe.bench.workload import vocabulary_text
 from quantpipe.cache import cache_folder
+from quantpipe.calibrate.coverage.run_coverage import read_coverage
 from quantpipe.calibration.calibration_set import BuildContext
 from quantpipe.calibration.checks.leakage import EvalText
 from quantpipe.calibration.definition.set_definition import set_of_recipe
@@ -29,24 +30,25 @@ from quantpipe.evaluate.items import SuiteResult
 from quantpipe.evaluate.outputs import OUTPUTS_NAMES, write_outputs
 from quantpipe.evaluate.result_cache import Asked, code_digest, run_suite_once, tokenizer_digest
 from quantpipe.evaluate.suite import Suite, check_suite, load_suite
+from quantpipe.evidence.model_memory import memory_row
 from quantpipe.formats.artifact import Artifact, verify
 from quantpipe.formats.digests import MANIFEST_NAME, file_digest
 from quantpipe.gate.judge import GateResult, Measurement
-from quantpipe.gate.record import (
-    RunContext,
-    engine_digest,
-    library_versions,
-    machine_facts,
-    utc_now,
-    withdraw_verdict,
-)
-from quantpipe.gate.report import BenchRow, ParityRow, ReportSections
+from quantpipe.gate.record import RunContext, engine_digest, library_versions, machine_facts, utc_now, withdraw_verdict
+from quantpipe.gate.report import BenchRow, ParityRow
 from quantpipe.recipe.schema import BenchSection, DivergenceSection, Recipe
 from quantpipe.report import Reporter
+from quantpipe.reporting.report import ReportParts, ReportSection
+from quantpipe.reporting.sections.bench import bench_section
+from quantpipe.reporting.sections.coverage import coverage_section
+from quantpipe.reporting.sections.divergence import WindowKL, divergence_section
+from quantpipe.reporting.sections.facts import parity_section, quantization_section
+from quantpipe.reporting.sections.layers import layers_section
+from quantpipe.reporting.sections.memory import memory_section
 from quantpipe.sources.base_model import BaseModel
 from quantpipe.verdict.rejudge import read_previous, source_of, with_previous, write_verdict
 from quantpipe.verdict.results import Results, check_scopes, judge_results
-from quantpipe.verdict.stored import StoredRun, with_scores, write_results
+from quantpipe.verdict.stored import StoredRun, write_results
 
 MAX_FAULTS_SHOWN = 5
 EXACT_CONFIDENCE = 0.99  # a count has no sampling error; the gate asks for some confidence below 1
@@ -81,6 +83,7 @@ class Findings:
     results: Results
     divergence: tuple[tuple[str, str], ...] = ()
     bench: tuple[BenchRow, ...] = ()
+    windows: tuple[WindowKL, ...] = ()
 
 
 def read_questions(recipe: Recipe, tokenizer_folder: Path, write: WriteText | None = None) -> Questions:
@@ -161,7 +164,7 @@ def judge_candidate(
     output: Path,
     reporter: Reporter,
 ) -> GateResult:
-    """Measure base and candidate side by side, judge, and write ``gate.json`` and ``report.md`` under ``output``.
+    """Measure base and candidate side by side, judge, and write ``gate.json`` and the report under ``output``.
 
     A candidate that differs from its manifest fails, whatever it scores. An earlier verdict is withdrawn first.
     """
@@ -175,20 +178,55 @@ def judge_candidate(
     faults = manifest_faults(artifact)
     mismatches = None if faults is None else _counted_faults(artifact, faults)
     results = replace(findings.results, mismatches=mismatches)
-    sections = ReportSections(
+    parts = ReportParts(
         _context(recipe, base, artifact, candidate, questions),
         notes=(*(faults or ())[:MAX_FAULTS_SHOWN], *_notes(base, baseline, candidate), *questions.notes),
-        divergence=findings.divergence,
-        bench=findings.bench,
-        parity=parity,
-        quantization=quantization,
-        commands=commands,
+        sections=_sections(findings, artifact, base, (baseline, candidate), parity, quantization, output),
+        data=data_digests(recipe, questions),
+        commands=tuple(commands),
     )
-    run = StoredRun(results, source_of(recipe, folder), with_scores(sections, results, recipe.limits))
+    run = StoredRun(results, source_of(recipe, folder), parts)
     write_results(output, run)  # before they are judged: what was measured is not lost by a limit on nothing
     result = judge_results(recipe, with_previous(recipe, results))
-    write_verdict(output, result, run)
+    release = write_verdict(recipe, output, result, run)
+    if release is not None:
+        reporter.note(f"archived as {release.id} in {recipe.archive_folder}")
     return result
+
+
+def _sections(
+    findings: Findings,
+    artifact: Artifact,
+    base: BaseModel,
+    engines: tuple[Engine, Engine],
+    parity: Sequence[ParityRow],
+    quantization: Sequence[tuple[str, str]],
+    output: Path,
+) -> tuple[ReportSection, ...]:
+    """What the report shows besides the checks; ``engines`` are those of the baseline and of the candidate."""
+    baseline, candidate = engines
+    return (
+        divergence_section(findings.divergence, findings.windows),
+        layers_section(artifact.manifest or {}),
+        coverage_section(read_coverage(output)),
+        bench_section(findings.bench),
+        memory_section(
+            (memory_row("candidate", artifact.folder, candidate), memory_row("baseline", base.folder, baseline))
+        ),
+        parity_section(parity),
+        quantization_section(quantization),
+    )
+
+
+def data_digests(recipe: Recipe, questions: Questions) -> dict[str, str]:
+    """SHA-256 of what both models were asked: where two runs agree on one, the figures that rest on it compare."""
+    found = {} if questions.suite is None else {"suite": questions.suite.digest}
+    if questions.windows:
+        windows = json.dumps([[int(token_id) for token_id in window] for window in questions.windows])
+        found["held-out text"] = hashlib.sha256(windows.encode()).hexdigest()
+    if recipe.bench is not None:
+        found["bench"] = hashlib.sha256(recipe.bench.model_dump_json().encode()).hexdigest()
+    return found
 
 
 def _measure(
@@ -204,12 +242,14 @@ def _measure(
     facts: tuple[tuple[str, str], ...] = ()
     bench: tuple[BenchRow, ...] = ()
     results = Results(num_windows=len(questions.windows))
+    windows: tuple[WindowKL, ...] = ()
     tokenizer = Tokenizer.open(folder)
     if questions.windows:
         reporter.stage(f"divergence on {len(questions.windows)} windows of {len(questions.windows[0])} tokens")
         divergence = measure_divergence(baseline, candidate, questions.windows, progress=reporter.progress)
         results = replace(results, windows=divergence.windows)
         facts = divergence_facts(divergence)
+        windows = window_kls(questions, divergence)
     if questions.suite is not None:
         reporter.stage(f"suite {questions.suite.name}: {questions.suite.num_items} items, base then candidate")
         base_result = _answers("baseline", baseline, base.folder, folder, questions.suite, output, reporter)
@@ -221,7 +261,7 @@ def _measure(
         timed = _bench(recipe.bench, baseline, candidate, tokenizer, questions, reporter)
         results = replace(results, bench=paired_figures(timed.runs))
         bench = timed.summary()
-    return Findings(results, facts, bench)
+    return Findings(results, facts, bench, windows)
 
 
 def _bench(
@@ -267,6 +307,13 @@ def divergence_facts(divergence: DivergenceResult) -> tuple[tuple[str, str], ...
         ("perplexity", f"baseline {divergence.base_perplexity:.3f}, candidate {divergence.cand_perplexity:.3f}"),
         ("KL per token, nats", f"median {divergence.median_kl:.2g}, 99th percentile {divergence.p99_kl:.2g}"),
     )
+
+
+def window_kls(questions: Questions, divergence: DivergenceResult) -> tuple[WindowKL, ...]:
+    """The KL of each window beside the domain that it is from."""
+    domains = questions.domains or ("",) * len(divergence.windows)
+    pairs = zip(domains, divergence.windows, strict=True)
+    return tuple(WindowKL(domain, row.mean_kl, row.max_kl) for domain, row in pairs)
 
 
 def manifest_faults(artifact: Artifact) -> list[str] | None:

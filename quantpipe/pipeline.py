@@ -32,16 +32,18 @@ from quantpipe.quantize.model.loading import check_supported
 from quantpipe.recipe.lengths import check_length
 from quantpipe.recipe.lines import naming_lines
 from quantpipe.recipe.schema import Recipe
+from quantpipe.releases.archive import require_writable
 from quantpipe.report import Reporter
 from quantpipe.sources.base_model import BaseModel, resolve_model
 
 
 def run_recipe(recipe: Recipe, recipe_path: Path, cache_folder: Path, reporter: Reporter) -> GateResult:
-    """Make the candidate and judge it. The artifact, ``gate.json`` and ``report.md`` land under ``recipe.output``.
+    """Make the candidate and judge it. The artifact, ``gate.json`` and the report land under ``recipe.output``.
 
     Raises RecipeError at once for a recipe without limits to judge by.
     """
     recipe.require_gate()
+    _require_archive(recipe)
     with naming_lines(recipe), only_run(recipe.output):
         return _run(recipe, recipe_path, cache_folder, reporter)
 
@@ -84,6 +86,7 @@ def gate_artifact(
     RecipeError at once for a recipe without limits to judge by.
     """
     recipe.require_gate()
+    _require_archive(recipe)
     with naming_lines(recipe):
         base = resolve_served(recipe, cache_folder, reporter)
         check_settings(engine_config(recipe), describe(Artifact.open(artifact)))
@@ -187,6 +190,11 @@ def quantization_facts(recipe: Recipe, candidate: Candidate, seconds: float) -> 
         facts.append(("calibration", f"{calibration['name']}, {tokens:,} tokens, digest {calibration['digest'][:12]}"))
         facts += coverage_fact(recipe.output)
     return tuple(facts)
+
+
+def _require_archive(recipe: Recipe) -> None:
+    if (archive := recipe.archive_folder) is not None:
+        require_writable(archive)
 
 
 def _resolve(recipe: Recipe, cache_folder: Path, reporter: Reporter) -> BaseModel:

@@ -10,16 +10,16 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "quantpipe"
 ROWS: tuple[tuple[str, ...], ...] = (
     ("cache", "disk", "errors", "report", "wording"),
-    ("formats", "gate", "recipe"),
+    ("formats", "gate", "recipe", "releases", "reporting"),
     ("models", "sources", "calibration"),
     ("backends",),
     ("quantize", "engine"),
     ("evaluate", "bench", "guided", "serve", "doctor", "plan"),
-    ("verdict",),
+    ("evidence", "verdict"),
     ("calibrate", "candidate", "completion", "judgement", "llm", "pipeline"),
     (
-        *("cli", "cli_arms", "cli_bench", "cli_calibrate", "cli_front", "cli_gate", "cli_options", "cli_plan"),
-        "cli_traceback",
+        *("cli", "cli_arms", "cli_bench", "cli_calibrate", "cli_compare", "cli_front", "cli_gate", "cli_options"),
+        *("cli_plan", "cli_traceback"),
     ),
 )
 ROW_OF = {name: row for row, names in enumerate(ROWS) for name in names}

@@ -7,6 +7,7 @@ import transformers
 from architectures import MakeModel
 
 from quantpipe.errors import ArtifactError, DataError, RecipeError
+from quantpipe.gate.record import REPORT_NAMES
 from quantpipe.pipeline import gate_artifact, only_run, quantization_facts, quantize_recipe, run_recipe
 from quantpipe.recipe.schema import Recipe, load_recipe
 from quantpipe.report import Reporter
@@ -33,8 +34,28 @@ def test_a_recipe_without_quantization_or_evals_still_gives_a_verdict(
     result = run_recipe(recipe(tiny_llama, tmp_path / "run"), Path("timed.yaml"), tmp_path / "cache", quiet)
     assert [check.metric for check in result.checks] == ["tpot_ratio_c2", "manifest_mismatches"]
     names = {path.name for path in (tmp_path / "run").iterdir()}
-    assert names == {"artifact", "gate.json", "items.jsonl", "measurements.json", "parity.json", "report.md"}
+    assert names == {"artifact", "gate.json", "items.jsonl", "measurements.json", "parity.json", *REPORT_NAMES}
     assert "quantpipe run timed.yaml" in (tmp_path / "run" / "report.md").read_text()
+
+
+def test_an_archive_that_cannot_be_written_is_refused_before_any_work(
+    tiny_llama: Path, tmp_path: Path, quiet: Reporter
+) -> None:
+    (tmp_path / "file").write_text("")
+    asked = recipe(tiny_llama, tmp_path / "run").model_copy(update={"archive": tmp_path / "file" / "archive"})
+    for work in (
+        lambda: run_recipe(asked, Path("timed.yaml"), tmp_path / "cache", quiet),
+        lambda: gate_artifact(asked, Path("timed.yaml"), tiny_llama, tmp_path / "cache", quiet),
+    ):
+        with pytest.raises(DataError, match="is a file; set `archive`"):
+            work()
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_recipe_may_keep_no_archive(tiny_llama: Path, tmp_path: Path, quiet: Reporter) -> None:
+    asked = recipe(tiny_llama, tmp_path / "run").model_copy(update={"archive": Path("none")})
+    gate_artifact(asked, Path("timed.yaml"), tiny_llama, tmp_path / "cache", quiet)
+    assert not (tmp_path / "archive").exists()
 
 
 def test_a_held_out_text_too_short_for_the_coverage_does_not_stop_quantizing(
@@ -60,7 +81,7 @@ def test_a_held_out_text_too_short_for_the_coverage_does_not_stop_quantizing(
     )
     candidate = quantize_recipe(asked, tmp_path / "cache", Reporter())
     assert "coverage looks at no held-out text: " in capsys.readouterr().err
-    assert ("coverage", "[coverage.md](coverage.md)") in quantization_facts(asked, candidate, 1.0)
+    assert ("coverage", "see coverage.md") in quantization_facts(asked, candidate, 1.0)
     assert "No held-out text was there" in (tmp_path / "run" / "coverage.md").read_text(encoding="utf-8")
 
 

@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from quantpipe import __version__
 from quantpipe.errors import DataError
 from quantpipe.gate.judge import Check, GateResult, Measurement, Verdict, overall
 from quantpipe.gate.limits import GateLimit, Limit
@@ -24,6 +25,7 @@ SCHEMA = "quantpipe.gate/1"
 GATE_NAME, REPORT_NAME = "gate.json", "report.md"
 ARTIFACT_FOLDER = "artifact"  # beside them, in the folder of a run
 MEASUREMENTS_NAME, ITEMS_NAME = "measurements.json", "items.jsonl"
+REPORT_NAMES = (REPORT_NAME, "report.html", "report.json", "junit.xml", "model_card.md")
 LIBRARIES = (
     "quantpipe",
     "torch",
@@ -60,7 +62,7 @@ class RunContext:
     artifact_digest: str
     base_digest: str
     base_origin: str
-    engine: Mapping[str, str | int | float | None]
+    engine: Mapping[str, str | bool | int | float | None]
     versions: Mapping[str, str]
     machine: Mapping[str, str | int]
     date: str
@@ -83,7 +85,8 @@ def library_versions(names: Sequence[str] = LIBRARIES) -> dict[str, str]:
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            versions[name] = "not installed"
+            # run from its sources
+            versions[name] = __version__ if name == "quantpipe" else "not installed"
     return versions
 
 
@@ -127,7 +130,7 @@ def write_text_atomically(path: Path, text: str) -> None:
 
 def withdraw_verdict(output: Path) -> None:
     """Remove the verdict in ``output`` and what it rests on: they must not stand beside another artifact."""
-    for name in (GATE_NAME, REPORT_NAME, MEASUREMENTS_NAME, ITEMS_NAME):
+    for name in (GATE_NAME, *REPORT_NAMES, MEASUREMENTS_NAME, ITEMS_NAME):
         (output / name).unlink(missing_ok=True)
 
 

@@ -30,6 +30,8 @@ from quantpipe.recipe.quantize_section import QuantizeSection
 from quantpipe.recipe.rules import DEFAULT_LENGTH, DEFAULT_SEQUENCES, find_conflicts
 from quantpipe.recipe.section import Count, Section, Seed, or_text
 
+NO_ARCHIVE = Path("none")  # what else a recipe names is absolute
+
 # Where a plain text is short for a mapping, and the key that the text is the value of.
 SHORTHANDS: dict[tuple[str, ...], str] = {
     ("model",): "source",
@@ -84,7 +86,12 @@ def _set(value: Any, info: ValidationInfo) -> Any:
     return _absolute(value, info)
 
 
+def _absolute_or_none(value: Any, info: ValidationInfo) -> Any:
+    return NO_ARCHIVE if value == str(NO_ARCHIVE) else _absolute(value, info)
+
+
 RecipePath = Annotated[Path, BeforeValidator(_absolute)]
+ArchivePath = Annotated[Path, BeforeValidator(_absolute_or_none)]
 CalibrationSet = Annotated[Path | dict[str, Any], BeforeValidator(_set)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -224,6 +231,9 @@ class Recipe(Section):
     """Folder that an earlier run wrote, for limits `vs: previous-release`: its verdict and its results are read."""
     output: RecipePath
     """Folder that the run writes: the artifact, the report and `gate.json`."""
+    archive: ArchivePath | None = None
+    """Folder that keeps the report of every judged release, for `quantpipe compare`. Absent: `archive` beside `output`;
+    `none`: nothing is kept."""
 
     _origin: Origin = PrivateAttr(default=Origin(Path(), "", ()))
 
@@ -259,6 +269,13 @@ class Recipe(Section):
     def document(self) -> Document | None:
         """The file with the place of each key, for parts that are checked elsewhere; None where it was not read."""
         return self._origin.document
+
+    @property
+    def archive_folder(self) -> Path | None:
+        """Where the reports of releases are kept; None where they are not."""
+        if self.archive is None:
+            return self.output.parent / "archive"
+        return None if self.archive == NO_ARCHIVE else self.archive
 
     @property
     def folder(self) -> Path:

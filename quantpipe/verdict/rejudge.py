@@ -8,24 +8,29 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from quantpipe.cache import cache_folder
 from quantpipe.errors import DataError, RecipeError
 from quantpipe.evaluate.comparison import Comparison
 from quantpipe.evaluate.items import ItemResult
+from quantpipe.evidence.item_flips import flip_rows
 from quantpipe.formats.digests import artifact_digest, file_stamps, tree_digest
 from quantpipe.gate.judge import GateResult, Verdict
 from quantpipe.gate.record import (
     ARTIFACT_FOLDER,
     GATE_NAME,
-    REPORT_NAME,
     read_gate_json,
     utc_now,
     write_gate_json,
-    write_text_atomically,
 )
-from quantpipe.gate.report import render_markdown
 from quantpipe.recipe.schema import Recipe
+from quantpipe.releases.archive import Release, add_release
+from quantpipe.reporting.paths import roots_of, without_paths
+from quantpipe.reporting.report import report_of
+from quantpipe.reporting.sections.suite import suite_section
+from quantpipe.reporting.writing import write_report
 from quantpipe.verdict.results import Results, judge_results
-from quantpipe.verdict.stored import Source, StoredRun, read_results, with_scores
+from quantpipe.verdict.score_rows import score_rows
+from quantpipe.verdict.stored import Source, StoredRun, read_results
 
 # What decides what a run measures. Paths are left out: what lies there is compared instead.
 SECTIONS = ("model", "calibration", "quantize", "engine", "evaluate", "bench")
@@ -52,7 +57,7 @@ def _section_digest(recipe: Recipe, name: str) -> str:
 
 
 def rejudge(recipe: Recipe) -> GateResult:
-    """Judge what is stored under ``recipe.output`` of the artifact there; write ``gate.json`` and ``report.md`` anew.
+    """Judge what is stored under ``recipe.output`` of the artifact there; write ``gate.json`` and the report anew.
 
     RecipeError without limits, for limits on what no item has, and for a limit on what was not measured. DataError
     where the results are missing, or of anything else than the recipe, the artifact and the evals as they are now.
@@ -64,16 +69,30 @@ def rejudge(recipe: Recipe) -> GateResult:
     results = with_previous(recipe, run.results)
     _require_measured(recipe, results)
     result = judge_results(recipe, results)
-    context = replace(run.sections.context, recipe_name=recipe.name, recipe_digest=recipe.digest, date=utc_now())
-    sections = with_scores(replace(run.sections, context=context), results, recipe.limits)
-    write_verdict(recipe.output, result, replace(run, sections=sections))
+    context = replace(run.parts.context, recipe_name=recipe.name, recipe_digest=recipe.digest, date=utc_now())
+    write_verdict(recipe, recipe.output, result, replace(run, parts=replace(run.parts, context=context)))
     return result
 
 
-def write_verdict(output: Path, result: GateResult, run: StoredRun) -> None:
-    """Write ``gate.json`` and ``report.md`` under ``output``. DataError if the disk refuses."""
-    write_gate_json(output / GATE_NAME, result, run.sections.context)
-    write_text_atomically(output / REPORT_NAME, render_markdown(result, run.sections))
+def write_verdict(recipe: Recipe, output: Path, result: GateResult, run: StoredRun) -> Release | None:
+    """Write ``gate.json`` and the report under ``output``, and keep it in the recipe's archive, if it has one.
+
+    DataError if the disk refuses.
+    """
+    parts, comparison = run.parts, run.results.comparison
+    suite = (
+        suite_section(())
+        if comparison is None
+        else suite_section(score_rows(comparison, recipe.limits), flip_rows(comparison))
+    )
+    text = "\n".join((recipe.source_text.rstrip(), *(f"# --set {each}" for each in recipe.overrides))).strip()
+    sections = (suite, *parts.sections)
+    report = report_of(result, parts.context, parts.notes, sections, parts.data, text, parts.commands)
+    report = without_paths(report, roots_of(recipe.output, cache_folder()))
+    write_gate_json(output / GATE_NAME, result, parts.context)
+    write_report(output, report)
+    archive = recipe.archive_folder
+    return None if archive is None else add_release(archive, report, output)
 
 
 def _require_fit(recipe: Recipe, artifact: Path, run: StoredRun) -> None:
@@ -86,7 +105,7 @@ def _require_fit(recipe: Recipe, artifact: Path, run: StoredRun) -> None:
     if now.text_files != then.text_files:
         text = f"changed since the results in {recipe.output} were measured"
         raise DataError(f"evaluate.divergence.text: {text}, {AGAIN}")
-    if now.stamps != then.stamps and artifact_digest(artifact) != run.sections.context.artifact_digest:
+    if now.stamps != then.stamps and artifact_digest(artifact) != run.parts.context.artifact_digest:
         raise DataError(f"{artifact}: is not the artifact that the results in {recipe.output} are of, {AGAIN}")
 
 
@@ -112,7 +131,7 @@ def read_previous(recipe: Recipe) -> tuple[ItemResult, ...]:
         raise DataError(f"previous_release: {error}") from error
     if verdict.verdict is not Verdict.PASS:
         raise DataError(f"previous_release: the verdict in {folder} is {verdict.title}; give a release that passed")
-    if before.sections.context.artifact_digest != context.artifact_digest:
+    if before.parts.context.artifact_digest != context.artifact_digest:
         raise DataError(f"previous_release: the results in {folder} are not of the artifact that passed; run it again")
     return () if before.results.comparison is None else tuple(cand for _, cand in before.results.comparison.pairs)
 

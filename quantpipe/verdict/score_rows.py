@@ -1,11 +1,11 @@
-"""A suite's results for the report: scores by task and domain, and flipped items by cluster."""
+"""A suite's results for the report: scores of the whole, by task, by domain, and by slice where limits are on some."""
 
 from collections.abc import Sequence
 
 from quantpipe.errors import DataError
-from quantpipe.evaluate.comparison import Comparison, Pair, is_near_tie
+from quantpipe.evaluate.comparison import Comparison
 from quantpipe.gate.limits import GateLimit
-from quantpipe.gate.report import FlipRow, ScoreRow, figure, interval_ends
+from quantpipe.gate.report import ScoreRow, figure, interval_ends
 
 WHOLE = "whole suite"
 
@@ -42,22 +42,3 @@ def _recovery(part: Comparison) -> str:
     except DataError:  # one cluster: there is nothing to compare it with
         return "-"
     return f"{figure(100 * found.value)} % ({interval_ends(found)})"
-
-
-def flip_rows(comparison: Comparison) -> tuple[FlipRow, ...]:
-    """Flipped items by cluster, the clusters with most flips first; by name, without what was asked or answered."""
-    flips: dict[tuple[str, str], list[tuple[bool, Pair]]] = {}
-    for is_loss, pairs in ((True, comparison.lost), (False, comparison.gained)):
-        for pair in pairs:
-            flips.setdefault((pair[0].task, pair[0].cluster), []).append((is_loss, pair))
-    ordered = sorted(flips.items(), key=lambda each: (-len(each[1]), each[0]))
-    return tuple(
-        FlipRow(
-            task,
-            cluster,
-            tuple(pair[0].doc_id for is_loss, pair in found if is_loss),
-            tuple(pair[0].doc_id for is_loss, pair in found if not is_loss),
-            sum(is_near_tie(pair) for _, pair in found),
-        )
-        for (task, cluster), found in ordered
-    )

@@ -7,8 +7,8 @@ JSON; nothing here needs a model, or what runs one.
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +16,16 @@ from quantpipe.errors import DataError
 from quantpipe.evaluate.comparison import Comparison, Pair
 from quantpipe.evaluate.items import ItemResult
 from quantpipe.evaluate.window_rows import WindowRow
-from quantpipe.gate.limits import GateLimit
 from quantpipe.gate.record import (
     ITEMS_NAME,
     MEASUREMENTS_NAME,
-    RunContext,
     measurement_of,
     measurement_record,
     write_text_atomically,
 )
-from quantpipe.gate.report import BenchRow, ParityRow, ReportSections
+from quantpipe.reporting.json_form import parts_of, parts_record
+from quantpipe.reporting.report import ReportParts
 from quantpipe.verdict.results import Results
-from quantpipe.verdict.score_rows import flip_rows, score_rows
 
 SCHEMA = "quantpipe.measurements/1"
 Record = dict[str, Any]
@@ -49,12 +47,12 @@ class Source:
 
 @dataclass(frozen=True)
 class StoredRun:
-    """Results, what they are of, and all else that their report says: ``sections``, without scores where they were read
-    back, which follow from the results. Their context is the first verdict's."""
+    """Results, what they are of, and ``parts``: all else that their report says, but for the suite's section, which
+    follows from the results. Their context is the first verdict's."""
 
     results: Results
     source: Source
-    sections: ReportSections
+    parts: ReportParts
 
 
 def write_results(output: Path, run: StoredRun) -> None:
@@ -64,7 +62,6 @@ def write_results(output: Path, run: StoredRun) -> None:
     lines = "".join(json.dumps(_item_record(pair), ensure_ascii=False, allow_nan=False) + "\n" for pair in pairs)
     record = {
         "schema": SCHEMA,
-        "context": asdict(run.sections.context),
         "source": asdict(run.source),
         "num_items": results.num_items,
         "num_windows": results.num_windows,
@@ -73,14 +70,7 @@ def write_results(output: Path, run: StoredRun) -> None:
         "bench": results.bench,
         "mismatches": None if results.mismatches is None else measurement_record(results.mismatches),
         "measurements": [measurement_record(measurement) for measurement in results.measurements()],
-        "report": {
-            "notes": list(run.sections.notes),
-            "divergence": run.sections.divergence,
-            "bench": [_plain(asdict(row)) for row in run.sections.bench],
-            "parity": [_plain(asdict(row)) for row in run.sections.parity],
-            "quantization": run.sections.quantization,
-            "commands": list(run.sections.commands),
-        },
+        "report": parts_record(run.parts),
     }
     write_text_atomically(output / ITEMS_NAME, lines)
     text = json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
@@ -107,15 +97,8 @@ def read_results(output: Path) -> StoredRun:
         raise DataError(f"{path}: no results of a run: {found}; run the recipe again") from error
 
 
-def with_scores(sections: ReportSections, results: Results, limits: Sequence[GateLimit]) -> ReportSections:
-    """``sections`` with what the items say, by task, domain, and slice that limits are on."""
-    if results.comparison is None:
-        return sections
-    return replace(sections, scores=score_rows(results.comparison, limits), flips=flip_rows(results.comparison))
-
-
 def _run_of(record: Record, pairs: tuple[Pair, ...]) -> StoredRun:
-    report, mismatches = record["report"], record["mismatches"]
+    mismatches = record["mismatches"]
     results = Results(
         comparison=Comparison(pairs) if pairs else None,
         windows=tuple(WindowRow(**_floats(row)) for row in record["windows"]),
@@ -124,16 +107,7 @@ def _run_of(record: Record, pairs: tuple[Pair, ...]) -> StoredRun:
         num_items=int(record["num_items"]),
         num_windows=int(record["num_windows"]),
     )
-    sections = ReportSections(
-        RunContext(**record["context"]),
-        notes=tuple(report["notes"]),
-        divergence=tuple((name, value) for name, value in report["divergence"]),
-        bench=tuple(BenchRow(**_floats(row)) for row in report["bench"]),
-        parity=tuple(ParityRow(**_floats(row)) for row in report["parity"]),
-        quantization=tuple((name, value) for name, value in report["quantization"]),
-        commands=tuple(report["commands"]),
-    )
-    return StoredRun(results, Source(**record["source"]), sections)
+    return StoredRun(results, Source(**record["source"]), parts_of(record["report"]))
 
 
 def _item_record(pair: Pair) -> Record:

@@ -18,7 +18,11 @@ from quantpipe.engine.request import SamplingParams
 from quantpipe.engine.tokenizer import Tokenizer
 from quantpipe.formats.artifact import verify
 from quantpipe.gate.judge import Verdict
-from quantpipe.gate.record import read_gate_json
+from quantpipe.gate.record import REPORT_NAMES, read_gate_json
+from quantpipe.releases.archive import read_index
+from quantpipe.releases.side_by_side import rows_of
+from quantpipe.reporting.exhibits import Bars, Panels
+from quantpipe.reporting.json_form import read_json
 
 
 def test_a_good_candidate_is_released_with_everything_on_record(finished: Path) -> None:
@@ -39,6 +43,38 @@ def test_a_good_candidate_is_released_with_everything_on_record(finished: Path) 
     report = (run / "report.md").read_text()
     assert report.startswith("# tiny: PASS")
     assert "simulated, reloaded by transformers" in report
+
+
+def test_a_run_leaves_its_report_in_every_form_and_a_line_in_the_archive(finished: Path) -> None:
+    run = finished / "run"
+    report = read_json(run / "report.json")
+    _, context = read_gate_json(run / "gate.json")
+    assert report.data.keys() == {"suite", "held-out text", "bench"}
+    sections = {section.id: section for section in report.sections}
+    [windows] = [each for each in sections["divergence"].exhibits if isinstance(each, Bars)]
+    assert len(windows.bars) == 8
+    [panels] = [each for each in sections["layers"].exhibits if isinstance(each, Panels)]
+    assert len(panels.panels) == 7
+    assert dict((row[0], row[1:]) for row in rows_of(report, "memory", "Memory"))["KV cache, per token"][0] == 864
+    for name in REPORT_NAMES:
+        assert str(finished) not in (run / name).read_text(encoding="utf-8"), f"{name} tells where it was made"
+    releases, problems = read_index(finished / "archive")
+    assert problems == ()
+    assert releases[0].artifact_digest == context.artifact_digest
+    assert (finished / "archive" / releases[0].folder / "report.html").is_file()
+
+
+def test_the_same_artifact_judged_with_another_engine_is_compared_as_the_runtimes_doing(
+    finished: Path, make_project: Callable[[], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_project()
+    arguments = ["gate", str(folder / "recipe.yaml"), "--artifact", str(finished / "run" / "artifact"), "--quiet"]
+    assert cli.run([*arguments, "--set", "engine.backend=torch"]) == 0
+    capsys.readouterr()
+    assert cli.run(["compare", str(finished / "run"), str(folder / "run" / "gate-artifact")]) == 0
+    out = capsys.readouterr().out
+    assert "gate-artifact is the same artifact as run, served otherwise (engine.backend cpu -> torch)" in out
+    assert "| mean_kl |" in out
 
 
 def test_quantization_costs_something_so_the_measurement_is_real(finished: Path) -> None:

@@ -131,8 +131,8 @@ MISTAKES = {
     "misspelt section": (
         "bench: {}",
         "bensch: {}",
-        "r.yaml:11:1: unknown key 'bensch'; did you mean 'bench'? (known: bench, calibration, correction, engine, "
-        "evaluate, gate, model, name, output, previous_release, quantize, version)",
+        "r.yaml:11:1: unknown key 'bensch'; did you mean 'bench'? (known: archive, bench, calibration, correction, "
+        "engine, evaluate, gate, model, name, output, previous_release, quantize, version)",
     ),
     "unknown solver": (
         "  solver: rtn",
@@ -865,3 +865,11 @@ def test_every_transform_and_solver_of_the_quantizer_has_a_section() -> None:
 
     assert names(Transform) == set(TRANSFORMS)
     assert names(Solver) == set(SOLVERS)
+
+
+def test_releases_are_archived_beside_the_output_unless_the_recipe_says_otherwise(folder: Path) -> None:
+    assert load(folder, RTN).archive_folder == (folder / "archive").resolve()
+    assert load(folder, RTN, "archive=kept/here").archive_folder == (folder / "kept" / "here").resolve()
+    assert load(folder, RTN, "archive=none").archive_folder is None
+    with pytest.raises(RecipeError, match="--set archive: "):
+        load(folder, RTN, "archive=3")

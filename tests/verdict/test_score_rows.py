@@ -4,7 +4,7 @@ import pytest
 from suite_items import comparison, flipped
 
 from quantpipe.evaluate.comparison import Comparison
-from quantpipe.verdict.score_rows import WHOLE, flip_rows, score_rows
+from quantpipe.verdict.score_rows import WHOLE, score_rows
 
 
 def test_whole_suite_its_tasks_and_its_domains_have_a_row_each() -> None:
@@ -22,11 +22,3 @@ def test_recovery_stands_beside_its_interval_and_one_cluster_has_none() -> None:
     assert row.recovery.startswith("95 % (0.9") and row.mcnemar_p == pytest.approx(2 / 2**10)
     (single,) = score_rows(flipped(5, 1, cluster_size=5))
     assert single.recovery == "-"
-
-
-def test_flips_of_one_cluster_are_one_row_and_most_come_first() -> None:
-    found = flip_rows(flipped(60, 7, 2, cluster_size=6, margin=0.01))
-    assert [(row.cluster, row.lost, row.gained, row.num_near_ties) for row in found] == [
-        ("c0", tuple(f"i{n}" for n in range(6)), (), 6),
-        ("c1", ("i6",), ("i7", "i8"), 3),
-    ]

@@ -80,7 +80,16 @@ def withdraw_coverage(output: Path) -> None:
 
 def coverage_fact(output: Path) -> tuple[tuple[str, str], ...]:
     """The line of the run's report that leads to the coverage; none where there is no coverage."""
-    return (("coverage", f"[{MARKDOWN_NAME}]({MARKDOWN_NAME})"),) if (output / MARKDOWN_NAME).is_file() else ()
+    return (("coverage", f"see {MARKDOWN_NAME}"),) if (output / MARKDOWN_NAME).is_file() else ()
+
+
+def read_coverage(output: Path) -> dict[str, Any] | None:
+    """What ``coverage.json`` holds; None where there is none, or none of this version."""
+    try:
+        record = json.loads((output / JSON_NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return record if isinstance(record, dict) and record.get("schema") == SCHEMA else None
 
 
 def _write(output: Path, key: str, text: Coverage, activations: ActivationCoverage | None) -> None:

@@ -115,4 +115,4 @@ def test_plots_of_activations_do_not_outlive_them(written: Callable[..., dict[st
 def test_the_report_links_to_a_coverage_that_is_there(written: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     assert coverage_fact(tmp_path / "run") == ()
     written()
-    assert coverage_fact(tmp_path / "run") == (("coverage", "[coverage.md](coverage.md)"),)
+    assert coverage_fact(tmp_path / "run") == (("coverage", "see coverage.md"),)

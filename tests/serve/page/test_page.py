@@ -1,32 +1,23 @@
 """The page in a real browser: it shows what is served, draws what happens, and chats, with a key or without one."""
 
-import io
 import json
-import os
 import re
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
-from PIL import Image
-from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+from browsing import num_pixels, opened, started_browser
+from playwright.sync_api import Browser, Page, expect
 
 from quantpipe.serve.front_options import FrontOptions
 from quantpipe.serve.keys import ApiKey, digest_of
 from quantpipe.serve.page import read_page
 from quantpipe.serve.shadow.options import ShadowOptions
 
-CHROMIUM = Path("/usr/bin/chromium")
-FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync"
-)
 PLOTS = ("ttft", "tpot", "throughput", "kv", "queue")
 LINES_RGB = ((11, 98, 196), (194, 87, 12))  # --first and --second of the light page: the colours of the lines
 StartServer = Callable[..., Any]
@@ -35,34 +26,7 @@ MakeEngine = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    if not CHROMIUM.exists():
-        if os.environ.get("QUANTPIPE_TEST_BROWSER") == "1":
-            pytest.fail(f"{CHROMIUM} is missing, and QUANTPIPE_TEST_BROWSER=1 demands it")
-        pytest.skip(f"{CHROMIUM} is missing: install Debian's chromium")
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS.split())
-        yield started
-        started.close()
-
-
-@contextmanager
-def opened(browser: Browser, url: str) -> Iterator[tuple[Page, list[str]]]:
-    """The page, what the browser complains of while it is open, and what it asks of others than the server."""
-    complaints: list[str] = []
-
-    def hear(message: ConsoleMessage) -> None:
-        if message.type == "error":
-            complaints.append(message.text)
-
-    page = browser.new_page(color_scheme="light", viewport={"width": 1100, "height": 1400})
-    page.on("console", hear)
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("request", lambda request: request.url.startswith((url, "data:")) or complaints.append(request.url))
-    try:
-        page.goto(url)
-        yield page, complaints
-    finally:
-        page.close()
+    yield from started_browser()
 
 
 @contextmanager
@@ -87,8 +51,7 @@ def load(url: str, **headers: str) -> Iterator[None]:
 
 def num_drawn(screenshot: bytes) -> int:
     """Pixels in the colours of a plot's lines, or nearly. Where two lines are equal, the second covers the first."""
-    pixels_HWC = np.asarray(Image.open(io.BytesIO(screenshot)).convert("RGB"), dtype=np.int64)
-    return sum(int((abs(pixels_HWC - line_rgb).max(axis=-1) < 40).sum()) for line_rgb in LINES_RGB)
+    return num_pixels(screenshot, LINES_RGB)
 
 
 def drawn(page: Page, plot: str) -> int:

@@ -1,0 +1,1 @@
+"""Releases that were judged: kept in an archive, compared with each other, and followed over time."""

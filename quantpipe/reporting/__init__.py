@@ -1,0 +1,1 @@
+"""What a run says of itself: one report as plain data, and the files that are rendered from it."""

@@ -1,0 +1,1 @@
+"""Sections of a report from plain records: rows of results, a manifest, a coverage.."""
