@@ -63,7 +63,9 @@ def create_app(
         yield
         await asyncio.gather(*(arm.engine.stop() for arm in arms))
 
-    app = FastAPI(title="quantpipe", description="OpenAI-compatible API of one served model.", lifespan=lifespan)
+    app = FastAPI(
+        title="quantpipe", description="OpenAI-compatible API of one served model, or two.", lifespan=lifespan
+    )
     install_error_replies(app)
     app.add_middleware(
         FrontDoor,

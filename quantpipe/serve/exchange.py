@@ -93,6 +93,8 @@ class Exchange:
 
     def start_over(self) -> None:
         """What had taken the request is lost, and nothing came of it: another one will be asked."""
+        if self._end is not None:
+            self._use(-self.num_prompt_tokens)  # who takes it next will count them
         self.error, self._end = None, None
 
     async def watch(self, deltas: AsyncIterator[tuple[int, TextDelta]]) -> AsyncIterator[tuple[int, TextDelta]]:

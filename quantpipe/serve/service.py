@@ -45,9 +45,9 @@ class Follower(Protocol):
     """Who answers the same request elsewhere, to compare."""
 
     def follow(
-        self, jobs: Sequence[PromptJob], choices: Sequence[ChoiceText], skips_special_tokens: bool, deltas: Deltas
+        self, submission: Submission, choices: Sequence[ChoiceText], skips_special_tokens: bool, deltas: Deltas
     ) -> Deltas:
-        """The deltas, as they are. Called once the request was accepted; ``choices`` are what they are made by."""
+        """The deltas, as they are. Called once ``submission`` was accepted; ``choices`` are what they are made by."""
         ...
 
 
@@ -174,8 +174,7 @@ class Service:
     ) -> Response:
         """Run the jobs and render what comes of them, each choice after its prompt where there are ``echoes``."""
         exchange = exchange_of(http_request)
-        jobs = exchange.admit(jobs)
-        submission = await self.engine_loop.submit(jobs)
+        submission = await self.engine_loop.submit(exchange.admit(jobs))
         exchange.begin(submission)
         watcher = asyncio.create_task(_end_on_disconnect(http_request, submission))
         self._watchers.add(watcher)
@@ -187,7 +186,7 @@ class Service:
         ]
         deltas = exchange.watch(self.metrics.observe(text_deltas(submission, choices), num_choices))
         if handling.follower is not None:
-            deltas = handling.follower.follow(jobs, choices, renderer.skips_special_tokens, deltas)
+            deltas = handling.follower.follow(submission, choices, renderer.skips_special_tokens, deltas)
         if echoes:
             deltas = echoed(deltas, echoes, jobs[0].params.prompt_logprobs is not None)
         num_prompt_tokens = sum(len(job.prompt_ids) for job in jobs)

@@ -1,6 +1,7 @@
 """One client request's share of the engine, seen from asyncio. Knows no HTTP, no text and no threads."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
@@ -49,8 +50,9 @@ class AbortedError(QuantpipeError):
 class Submission:
     """One or more prompts and the choices made for each, told apart by their index, from acceptance to the last output.
 
-    ``unfinished`` holds the choices the engine still works on. ``abort_in_engine`` is called with the samples that it
-    need not go on with, and ``on_closed`` once nothing is unfinished. Everything here runs in the event loop.
+    ``submitted_s`` is when it was made (``time.monotonic``). ``unfinished`` holds the choices the engine still works
+    on. ``abort_in_engine`` is called with the samples that it need not go on with, and ``on_closed`` once nothing is
+    unfinished. Everything here runs in the event loop.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Submission:
         abort_in_engine: Callable[[Sequence[EngineSample]], None],
         on_closed: Callable[["Submission"], None],
     ) -> None:
+        self.submitted_s = time.monotonic()
         self.jobs = tuple(jobs)
         self.request_ids = tuple(f"{name}-{index}" for index in range(len(jobs)))
         # The choices, in order: all of the first prompt, then all of the next.

@@ -67,6 +67,7 @@ class EchoEngine:
         self._running: dict[str, set[int]] = {}  # samples
         self._finished: set[str] = set()
         self._num_generated = 0
+        self._num_steps = 0
 
     @property
     def seen_params(self) -> list[SamplingParams]:
@@ -128,6 +129,7 @@ class EchoEngine:
 
     def step(self) -> list[StepOutput]:
         time.sleep(self.step_s)
+        self._num_steps += 1
         if self.failure is not None:
             raise self.failure
         outputs = self._expired()
@@ -185,7 +187,7 @@ class EchoEngine:
     def stats(self) -> EngineStats:
         num_running = min(len(self._progress), self.max_num_seqs)
         num_waiting = len(self._progress) - num_running
-        return EngineStats(num_running, num_waiting, num_running, 99, 99, 0, 0, self._num_generated, 0)
+        return EngineStats(num_running, num_waiting, num_running, 99, 99, 0, 0, self._num_generated, self._num_steps)
 
 
 @pytest.fixture(scope="session")

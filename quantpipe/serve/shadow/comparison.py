@@ -30,12 +30,12 @@ class ChoiceRecord:
 
 
 class AnswerRecord:
-    """All choices of one answer, as they come, timed from now."""
+    """All choices of one answer, as they come. Timed from ``submitted_s``: when an engine accepts is its own affair."""
 
-    def __init__(self, texts: Sequence[ChoiceText]) -> None:
+    def __init__(self, texts: Sequence[ChoiceText], submitted_s: float) -> None:
         self.choices = [ChoiceRecord() for _ in texts]
         self._texts = texts
-        self._started_s = time.monotonic()
+        self._submitted_s = submitted_s
 
     @property
     def is_complete(self) -> bool:
@@ -49,7 +49,7 @@ class AnswerRecord:
     def note(self, index: int, delta: TextDelta) -> None:
         """A delta of one choice came just now."""
         own = self.choices[index]
-        own.last_s = time.monotonic() - self._started_s
+        own.last_s = time.monotonic() - self._submitted_s
         if not own.num_tokens:
             own.ttft_s = own.last_s
         own.parts.append(delta.text)

@@ -42,7 +42,7 @@ class ShadowMetrics:
         text = "Tokens before the first that differs, of choices that differ"
         self._differences = histogram("first_difference_tokens", text, POSITIONS, ())
         self._lengths = histogram("generation_tokens", "Tokens of choices of both arms", LENGTHS, ("arm",))
-        text = "Request accepted to first text, of choices of both arms"
+        text = "Handed to the engine to first text, of choices of both arms"
         self._ttft = histogram("time_to_first_token_seconds", text, TTFT_S, ("arm",))
         text = "After the first text, of choices of both arms"
         self._tpot = histogram("time_per_output_token_seconds", text, TPOT_S, ("arm",))

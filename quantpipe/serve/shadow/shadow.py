@@ -23,7 +23,7 @@ from quantpipe.serve.shadow.comparison import AnswerRecord, compared
 from quantpipe.serve.shadow.log import log_shadow
 from quantpipe.serve.shadow.metrics import Outcome, ShadowMetrics
 from quantpipe.serve.shadow.options import ShadowOptions
-from quantpipe.serve.submission import AbortedError, PromptJob
+from quantpipe.serve.submission import AbortedError, PromptJob, Submission
 
 logger = logging.getLogger(__name__)
 
@@ -78,13 +78,13 @@ class ShadowedRequest:
     encode: Encode
 
     def follow(
-        self, jobs: Sequence[PromptJob], choices: Sequence[ChoiceText], skips_special_tokens: bool, deltas: Deltas
+        self, submission: Submission, choices: Sequence[ChoiceText], skips_special_tokens: bool, deltas: Deltas
     ) -> Deltas:
         """See ``service.Follower``."""
         if not self.shadow.has_room(len(choices)):
             self._count("dropped")
             return deltas
-        first = AnswerRecord(choices)
+        first = AnswerRecord(choices, submission.submitted_s)
         is_whole: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
         def end() -> None:
@@ -92,7 +92,7 @@ class ShadowedRequest:
                 is_whole.set_result(first.is_complete)
 
         self.exchange.at_end(end)
-        self.shadow.begin(self._run(jobs, first, is_whole, skips_special_tokens), len(choices))
+        self.shadow.begin(self._run(submission.jobs, first, is_whole, skips_special_tokens), len(choices))
         return first.noted(deltas)
 
     async def _run(
@@ -136,7 +136,7 @@ class ShadowedRequest:
             ChoiceText(service.tokenizer.stream(skips_special_tokens), self.body.stops, self.body.min_tokens or 0)
             for _ in submission.samples
         ]
-        answer = AnswerRecord(texts)
+        answer = AnswerRecord(texts, submission.submitted_s)
         try:
             await answer.read(text_deltas(submission, texts))
         finally:

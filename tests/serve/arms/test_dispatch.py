@@ -16,8 +16,10 @@ import pytest
 from tokenizers import Tokenizer as Core
 
 from quantpipe.engine.tokenizer import Tokenizer
+from quantpipe.serve.admission.key_limits import KeyLimits
 from quantpipe.serve.arms.split import Split
 from quantpipe.serve.front_options import FrontOptions
+from quantpipe.serve.keys import ApiKey, digest_of
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 ARM = "X-Quantpipe-Arm"
@@ -168,6 +170,20 @@ def test_a_request_that_waited_in_a_lost_arm_is_answered_by_the_other(
     assert (answered.status_code, answered.headers[ARM]) == (200, "a")
     assert "engine_failed" in lost.text and lost.headers[ARM] == "b"  # it had begun
     second.failure = None
+
+
+def test_a_key_pays_once_for_a_prompt_that_two_arms_were_given(
+    start_server: StartServer, make_engine: MakeEngine
+) -> None:
+    second = make_engine(step_s=0.02, max_num_seqs=1)
+    keys = [ApiKey("alice", digest_of("s"), KeyLimits(tokens_per_minute=8))]
+    options = FrontOptions(split=Split((0, 1)), keys=keys)
+    server = start_server(make_engine(), options=options, second=second)
+    key = {"Authorization": "Bearer s"}
+    second.failure = RuntimeError("broken")  # at its first step: the prompt of 4 tokens was taken before
+    assert ask(server, key, max_tokens=1).headers[ARM] == "a"
+    assert ask(server, key, max_tokens=1).status_code == 200, "5 of 8 are used"
+    assert ask(server, key, max_tokens=1).status_code == 429
 
 
 def test_both_lost_is_503_and_not_ready(two: Callable[..., Server]) -> None:

@@ -1,6 +1,7 @@
 """Two answers side by side: texts, the first token that differs, why they ended, times."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ def test_first_difference_is_where_they_part(first: list[int], second: list[int]
 def answer(tokenizer: Tokenizer, *choices: Sequence[int], reason: FinishReason = FinishReason.LENGTH) -> AnswerRecord:
     """As an engine gives it, a token in a step."""
     texts = [ChoiceText(tokenizer.stream(), ()) for _ in choices]
-    record = AnswerRecord(texts)
+    record = AnswerRecord(texts, time.monotonic())
 
     async def deltas() -> AsyncIterator[tuple[int, TextDelta]]:
         for index, token_ids in enumerate(choices):
@@ -53,7 +54,7 @@ def test_texts_may_be_equal_where_the_tokens_and_the_reasons_are_not(tokenizer: 
 
 def test_an_answer_is_complete_once_every_choice_has_ended(tokenizer: Tokenizer) -> None:
     assert answer(tokenizer, [65], [66]).is_complete
-    record = AnswerRecord([ChoiceText(tokenizer.stream(), ()) for _ in range(2)])
+    record = AnswerRecord([ChoiceText(tokenizer.stream(), ()) for _ in range(2)], 0.0)
     record.note(0, TextDelta("x", (), 1, "stop"))
     assert not record.is_complete
 

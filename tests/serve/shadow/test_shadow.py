@@ -4,6 +4,7 @@ import re
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -205,6 +206,14 @@ def test_many_at_once_are_each_compared_or_dropped_and_nothing_is_left(
     assert view(server)["num_equal"] == 2 * found["compared"]
     assert server.second_loop.num_open_prompts == 0
     assert re.search(r'num_requests_running\{arm="b"\} 0.0', server.http.get("/metrics").text)
+
+
+def test_metrics_are_those_documented(shadowed: Shadowed) -> None:
+    documented = (Path(__file__).parents[3] / "docs" / "serving.md").read_text(encoding="utf-8")
+    names = re.findall(r"^# TYPE quantpipe:(\w+)", shadowed().http.get("/metrics").text, re.MULTILINE)
+    assert len([name for name in names if name.startswith("shadow_")]) > 6
+    for name in names:
+        assert f"`{name.removesuffix('_total')}`" in documented or name.endswith("_created"), name
 
 
 def test_drain_does_not_wait_for_the_shadow(shadowed: Shadowed, make_engine: MakeEngine) -> None:
