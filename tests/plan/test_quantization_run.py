@@ -35,9 +35,8 @@ QWEN_05B: dict[str, Any] = {
 
 def run_of(folder: Path, config: dict[str, Any], quantize: str, num_sequences: int) -> QuantizationRun:
     (folder / "rows.jsonl").write_text('{"text": "one"}\n', encoding="utf-8")
-    calibration = (
-        f"{{set: {{sources: [{{path: rows.jsonl, fields: {{text: text}}}}]}}, num_sequences: {num_sequences}}}"
-    )
+    keys = f"{{set: {{sources: [{{path: rows.jsonl, fields: {{text: text}}}}]}}, num_sequences: {num_sequences}}}"
+    calibration = f"calibration: {keys}\n" if num_sequences else ""
     path = folder / "recipe.yaml"
     path.write_text(
         f"version: 1\nname: some\nmodel: ./base\noutput: out\n{calibration}quantize: {quantize}\n",
