@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from quantpipe.plan.subject import Subject
     from quantpipe.plan.validate import ClockName
 
-GB, TERA = 1e9, 1e12
 VALIDATED_CONCURRENCIES, VALIDATED_CONTEXTS = (1, 8), (128, 512)
 
 
@@ -59,7 +58,7 @@ def plan(
     import json
 
     from quantpipe.cache import cache_folder
-    from quantpipe.plan.devices import GivenSpeeds, find_device
+    from quantpipe.plan.devices import OPTION_UNITS, GivenSpeeds, find_device
     from quantpipe.plan.memory import Load
     from quantpipe.plan.plan import make_plan
     from quantpipe.plan.record import as_json
@@ -68,7 +67,8 @@ def plan(
     from quantpipe.plan.text import render
 
     wanted = parse_slo(slo)
-    given = GivenSpeeds(_times(bandwidth, GB), _times(flops, TERA), _times(memory, GB))
+    numbers = {"bandwidth": bandwidth, "flops": flops, "memory": memory}
+    given = GivenSpeeds(*(_times(value, OPTION_UNITS[option][1]) for option, value in numbers.items()))
     found = changed(read_subject(subject, overrides, config, cache_folder()), scheme, kv_dtype)
     if validate:
         _validate(subject, found, given, device, clock)

@@ -56,7 +56,7 @@ def test_json_is_one_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     [
         (["--gpu", "H101"], 2, "--gpu: unknown 'H101'; did you mean 'H100'?"),
         (["--gpu", "new", "--flops", "1", "--memory", "80"], 2, "give --bandwidth as well"),
-        (["--gpu", "L4", "--memory", "-1"], 2, "--memory: found -1e+09; give a number above 0"),
+        (["--gpu", "L4", "--memory", "-1"], 2, "--memory: found -1 GB; give a number above 0"),
         (["--gpu", "L4", "--concurrency", "-1"], 2, "'--concurrency'"),
         (["--gpu", "L4", "--context", "5000"], 2, "--context: 5,000 exceeds the model's own limit of 4,096 tokens"),
         (["--gpu", "L4", "--slo", "fast"], 2, "--slo: unknown 'fast'"),

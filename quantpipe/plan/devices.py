@@ -15,6 +15,8 @@ from quantpipe.plan.host_speed import HostSpeed, has_dot_products, measure_host
 
 Kind = Literal["gpu", "cpu"]
 CPU = "cpu"
+# Of the command line.
+OPTION_UNITS = {"bandwidth": ("GB/s", 1e9), "flops": ("TFLOP/s", 1e12), "memory": ("GB", 1e9)}
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,8 @@ class GivenSpeeds:
     def __post_init__(self) -> None:
         for option, value in self._options().items():
             if value is not None and not 0 < value < math.inf:
-                raise RecipeError(f"--{option}: found {value:g}; give a number above 0")
+                unit, size = OPTION_UNITS[option]
+                raise RecipeError(f"--{option}: found {value / size:g} {unit}; give a number above 0")
 
     def _options(self) -> dict[str, float | None]:
         return {"bandwidth": self.bandwidth_bytes_per_s, "flops": self.flops_per_s, "memory": self.memory_bytes}

@@ -45,7 +45,9 @@ def has_dot_products(cpu_info: Path = CPU_INFO) -> bool:
 
 def _read_speed(num_threads: int) -> float:
     """Of all threads at once, or of one by its processor time if that is more, as it is on a busy machine."""
-    values = np.ones(READ_BYTES // 8, dtype=np.int64)  # written, or every page would be the same one
+    # Ordinary pages, as weights lie in: numpy's own arrays are in huge ones, which are read faster. Written, or every
+    # page would be the same one.
+    values = np.frombuffer(bytearray(b"\1") * READ_BYTES, dtype=np.int64)
     parts = np.array_split(values, num_threads)
     with ThreadPoolExecutor(num_threads) as pool:
         together_s = _best_s(lambda: list(pool.map(np.max, parts)), NUM_READS, time.perf_counter)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from quantpipe.errors import ArtifactError, DataError, RecipeError, UnservedError, suggest
 from quantpipe.formats.artifact import Artifact, matches
-from quantpipe.formats.digests import read_json
+from quantpipe.formats.digests import MANIFEST_NAME, read_json
 from quantpipe.formats.dtypes import DTYPE_BYTES, num_bytes_of
 from quantpipe.formats.kv_mode import kv_mode
 from quantpipe.formats.scheme import WeightScheme
@@ -47,11 +47,19 @@ def read_subject(path: Path, overrides: Sequence[str], config: Path | None, cach
             raise RecipeError(f"{option}: only a recipe has values to replace; {path} is none")
     if path.is_dir():
         shape, artifact = _of_folder(path)
-        return Subject(shape, shape.in_scheme(None), artifact.kv_cache)
+        return Subject(shape, shape.in_scheme(None), _kv_dtype(artifact))
     if not path.is_file():
         raise DataError(f"{path}: no such file or folder; give a recipe, a model folder or a config.json")
     shape = _of_config(path)
     return Subject(shape, shape, "auto")
+
+
+def _kv_dtype(artifact: Artifact) -> str:
+    try:
+        kv_mode(artifact.kv_cache, f"{artifact.folder / MANIFEST_NAME}: kv_cache")
+    except RecipeError as error:
+        raise ArtifactError(str(error)) from error
+    return artifact.kv_cache
 
 
 def changed(subject: Subject, scheme: str | None, kv_dtype: str | None) -> Subject:

@@ -37,7 +37,7 @@ class _Fields:
     """The numbers of one config."""
 
     def __init__(self, config: Mapping[str, Any], where: str) -> None:
-        self._config, self._where = config, where
+        self._config, self.where = config, where
 
     def number(self, key: str) -> int | None:
         """A positive whole number; None where none of its names is there. ArtifactError for anything else."""
@@ -46,14 +46,14 @@ class _Fields:
             if value is None:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ArtifactError(f"{self._where}: {name}: {value!r} is not a positive whole number")
+                raise ArtifactError(f"{self.where}: {name}: {value!r} is not a positive whole number")
             return value
         return None
 
     def required(self, key: str) -> int:
         value = self.number(key)
         if value is None:
-            raise ArtifactError(f"{self._where}: {key}: missing, and nothing can be planned without; add the number")
+            raise ArtifactError(f"{self.where}: {key}: missing, and nothing can be planned without; add the number")
         return value
 
 
@@ -92,6 +92,8 @@ def shape_from_fields(config: Mapping[str, Any], where: str, float_bytes: int) -
 def _attention(fields: _Fields, hidden_size: int) -> AttentionShape:
     num_heads = fields.required("num_attention_heads")
     head_dim = fields.number("head_dim") or hidden_size // num_heads
+    if head_dim < 1:
+        raise ArtifactError(f"{fields.where}: num_attention_heads: {num_heads} exceeds hidden_size {hidden_size}")
     return AttentionShape(num_heads, fields.number("num_key_value_heads") or num_heads, head_dim)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from planned import write_config
 
-from quantpipe.plan.quantization_run import QuantizationRun, quantization_run
+from quantpipe.plan.quantization_run import START_S, QuantizationRun, quantization_run
 from quantpipe.plan.subject import read_subject
 
 SMOLLM2: dict[str, Any] = {
@@ -35,12 +35,11 @@ QWEN_05B: dict[str, Any] = {
 
 def run_of(folder: Path, config: dict[str, Any], quantize: str, num_sequences: int) -> QuantizationRun:
     (folder / "rows.jsonl").write_text('{"text": "one"}\n', encoding="utf-8")
-    calibration = (
-        f"{{set: {{sources: [{{path: rows.jsonl, fields: {{text: text}}}}]}}, num_sequences: {num_sequences}}}"
-    )
+    keys = f"{{set: {{sources: [{{path: rows.jsonl, fields: {{text: text}}}}]}}, num_sequences: {num_sequences}}}"
+    calibration = f"calibration: {keys}\n" if num_sequences else ""
     path = folder / "recipe.yaml"
     path.write_text(
-        f"version: 1\nname: some\nmodel: ./base\noutput: out\ncalibration: {calibration}\nquantize: {quantize}\n",
+        f"version: 1\nname: some\nmodel: ./base\noutput: out\n{calibration}quantize: {quantize}\n",
         encoding="utf-8",
     )
     (folder / "base").mkdir(exist_ok=True)
@@ -71,7 +70,16 @@ def test_gptq_is_as_measured(
         ("{transforms: [awq], solver: gptq, scheme: w4a16}", 437),
         ("{solver: {name: gptq, propagate: both}, scheme: w4a16}", 535),
         ("{transforms: [smoothquant], solver: gptq, scheme: w8a8}", 620),
+        ("{transforms: [smoothquant], solver: rtn, scheme: w8a8}", 433),
+        ("{transforms: [awq], solver: rtn, scheme: w4a16}", 339),
+        ("{transforms: [rotate], solver: gptq, scheme: w4a16}", 289),
+        ("{solver: {name: rtn, scales: hessian}, scheme: w4a16}", 330),
+        ("{solver: gptq, scheme: w3a16}", 235),
     ],
 )
 def test_other_methods_are_within_a_factor_of_one_and_a_half(tmp_path: Path, quantize: str, cpu_s: float) -> None:
     assert 1 / 1.5 < run_of(tmp_path, SMOLLM2, quantize, 64).processor_time_s / cpu_s < 1.5
+
+
+def test_plain_rounding_reads_no_texts(tmp_path: Path) -> None:
+    assert run_of(tmp_path, SMOLLM2, "{solver: rtn, scheme: w4a16}", 0).processor_time_s == START_S

@@ -149,3 +149,12 @@ def test_other_weights_and_kv_caches_can_be_asked_for(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="--kv-dtype: unknown 'int9'"):
         changed(subject, None, "int9")
     assert default_context(subject.shape) == 4096
+
+
+def test_a_kv_cache_that_nobody_knows_is_refused_with_its_file(tmp_path: Path) -> None:
+    folder = tmp_path / "artifact"
+    shutil.copytree(GOLDEN / "w4a16", folder)
+    manifest = json.loads((folder / "quantpipe.json").read_text(encoding="utf-8"))
+    (folder / "quantpipe.json").write_text(json.dumps(manifest | {"kv_cache": "int9"}), encoding="utf-8")
+    with pytest.raises(ArtifactError, match=r"quantpipe\.json: kv_cache: unknown 'int9'"):
+        read_subject(folder, (), None, tmp_path)

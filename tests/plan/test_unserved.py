@@ -59,3 +59,8 @@ def test_other_kinds_of_cache_are_refused_instead_of_miscounted(tmp_path: Path) 
 def test_a_window_that_cannot_be_placed_is_said(tmp_path: Path) -> None:
     shape = shape_in(tmp_path, MIXTRAL | {"sliding_window": 4096})
     assert any("sliding_window is not counted" in note for note in shape.notes)
+
+
+def test_more_heads_than_the_hidden_size_has_numbers_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="num_attention_heads: 8192 exceeds hidden_size 4096"):
+        shape_in(tmp_path, MIXTRAL | {"num_attention_heads": 8192})
