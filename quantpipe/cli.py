@@ -22,6 +22,7 @@ from quantpipe.cli_bench import bench
 from quantpipe.cli_calibrate import calibrate
 from quantpipe.cli_front import front_arguments, serve_key
 from quantpipe.cli_options import open_reporter, read_recipe, read_settings, recipe_arguments
+from quantpipe.cli_rescore import rescore
 from quantpipe.cli_traceback import one_line, traceback_text
 from quantpipe.disk import disk_refusal
 from quantpipe.doctor.command import doctor
@@ -79,6 +80,7 @@ commands.add_command(calibrate)
 commands.add_command(bench)
 commands.add_command(doctor)
 commands.add_command(serve_key)
+commands.add_command(rescore)
 
 
 @commands.command()
@@ -93,13 +95,17 @@ def check(recipe: Path, overrides: Sequence[str]) -> None:
 @commands.command()
 @click.option("--markdown", is_flag=True, help="Print the key reference for people instead.")
 @click.option("--calibration-set", is_flag=True, help="Of a calibration set's set.yaml, not of a recipe.")
-def schema(markdown: bool, calibration_set: bool) -> None:
+@click.option("--suite", is_flag=True, help="Of an evaluation suite's tasks, one schema for each form of a task.")
+def schema(markdown: bool, calibration_set: bool, suite: bool) -> None:
     """Print the JSON schema of a recipe, for completion and checks in an editor."""
     import json
 
     if calibration_set:
         from quantpipe.calibration.definition.reference import set_reference as reference
         from quantpipe.calibration.definition.reference import set_schema as schema_of
+    elif suite:
+        from quantpipe.evaluate.suite_reference import suite_reference as reference
+        from quantpipe.evaluate.suite_reference import suite_schemas as schema_of
     else:
         from quantpipe.recipe.reference import key_reference as reference
         from quantpipe.recipe.reference import recipe_schema as schema_of

@@ -5,6 +5,7 @@ The quantizer's model in memory is not reachable from here: what is judged is wh
 
 import hashlib
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from quantpipe.errors import DataError
 from quantpipe.evaluate.divergence import DivergenceResult, measure_divergence, named_windows
 from quantpipe.evaluate.eval_texts import eval_texts
 from quantpipe.evaluate.items import SuiteResult
-from quantpipe.evaluate.outputs import OUTPUTS_NAMES, write_outputs
+from quantpipe.evaluate.outputs import OUTPUTS_NAMES, rescore, write_outputs
 from quantpipe.evaluate.result_cache import Asked, code_digest, run_suite_once, tokenizer_digest
 from quantpipe.evaluate.suite import Suite, check_suite, compare, load_suite
 from quantpipe.formats.artifact import Artifact, verify
@@ -267,6 +268,24 @@ def _answers(
         reporter.note(f"{role}: answers of an earlier run of the same model, engine and suite are used again")
     write_outputs(output / OUTPUTS_NAMES[role], suite, model, result)
     return result
+
+
+def rescored(recipe: Recipe, outputs: Path, reporter: Reporter) -> list[str]:
+    """Lines of a table: the answers saved in ``outputs`` scored as the recipe's suite says now, and the loss.
+
+    DataError where there is no suite, no answers, or the suite has come to ask something else.
+    """
+    if recipe.evaluate is None:
+        raise DataError(f"{recipe.name}: the recipe has no evaluate section; nothing was asked")
+    suite = load_suite(recipe.evaluate.suite)
+    base, cand = (rescore(outputs / OUTPUTS_NAMES[role], suite, reporter.progress) for role in OUTPUTS_NAMES)
+    loss, num_items = compare(base, cand), Counter(item.task for item in base.items)
+    cand_scores = cand.task_scores
+    lines = [
+        f"{task}: {num_items[task]} items, baseline {100 * score:.1f} %, candidate {100 * cand_scores[task]:.1f} %"
+        for task, score in base.task_scores.items()
+    ]
+    return [*lines, f"{loss.name}: {loss.value:.2f} [{loss.low:.2f}, {loss.high:.2f}]; {loss.detail}"]
 
 
 def divergence_facts(divergence: DivergenceResult) -> tuple[tuple[str, str], ...]:

@@ -16,7 +16,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("quantize", "engine"),
     ("evaluate", "bench", "guided", "serve", "doctor"),
     ("calibrate", "candidate", "completion", "judgement", "llm", "pipeline"),
-    ("cli", "cli_bench", "cli_calibrate", "cli_front", "cli_options", "cli_traceback"),
+    ("cli", "cli_bench", "cli_calibrate", "cli_front", "cli_options", "cli_rescore", "cli_traceback"),
 )
 ROW_OF = {name: row for row, names in enumerate(ROWS) for name in names}
 SIBLINGS_APART = {"quantize", "engine"}

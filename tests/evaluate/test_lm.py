@@ -11,6 +11,7 @@ from lm_eval.api.instance import Instance
 
 from quantpipe.engine.config import EngineConfig
 from quantpipe.engine.engine import Engine
+from quantpipe.engine.tokenizer import Tokenizer
 from quantpipe.errors import DataError
 from quantpipe.evaluate.lm import EngineLM
 from tests.evaluate.conftest import BOS, BigramEngine, CharCodec, random_table, speaking_table
@@ -177,3 +178,25 @@ def test_loglikelihood_on_the_engine_equals_transformers(
             logits_TV = model(torch.tensor([context_ids + ids])).logits[0, len(context_ids) - 1 : -1]
         expected = torch.log_softmax(logits_TV.double(), -1)[range(len(ids)), ids].sum()
         assert score == pytest.approx(float(expected), abs=1e-3)  # sums of up to 40 float32 log-probabilities
+
+
+def test_the_numbers_of_all_three_request_kinds_are_those_of_lm_evals_own_hugging_face_model(tiny_llama: Path) -> None:
+    """In float32 to 1e-4: a log-likelihood is a sum of up to some dozen float32 log-probabilities."""
+    from lm_eval.models.huggingface import HFLM
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32)
+    other = HFLM(pretrained=model, tokenizer=AutoTokenizer.from_pretrained(tiny_llama), device="cpu", batch_size=2)
+    config = EngineConfig(backend="reference", num_threads=1, max_num_seqs=8)
+    ours = EngineLM(Engine.open(tiny_llama, config), Tokenizer.open(tiny_llama))
+    contexts, texts = ("def f(", "import json\n", ""), ("self):", " return x", "a")
+    pairs = [(context, text) for context in contexts for text in texts]
+    choices = [asked("loglikelihood", *pair) for pair in pairs]
+    found, expected = ours.loglikelihood(choices), other.loglikelihood(choices, disable_tqdm=True)
+    assert [score for score, _ in found] == pytest.approx([score for score, _ in expected], abs=1e-4)
+    assert [is_greedy for _, is_greedy in found] == [bool(is_greedy) for _, is_greedy in expected]
+    whole = [asked("loglikelihood_rolling", text) for text in ("for key in table:\n    print(key)\n", "x")]
+    rolling = other.loglikelihood_rolling(whole, disable_tqdm=True)
+    assert ours.loglikelihood_rolling(whole) == pytest.approx(rolling, abs=1e-4)
+    prompts = [asked("generate_until", text, GREEDY) for text in ("def f(self", "class A:\n    def ", "import ")]
+    assert ours.generate_until(prompts) == other.generate_until(prompts, disable_tqdm=True)
