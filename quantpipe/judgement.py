@@ -12,7 +12,6 @@ from pathlib import Path
 
 from quantpipe.bench.latency import num_text_tokens, run_bench
 from quantpipe.bench.workload import vocabulary_text
-from quantpipe.cache import cache_folder
 from quantpipe.calibration.calibration_set import BuildContext
 from quantpipe.calibration.checks.leakage import EvalText
 from quantpipe.calibration.definition.set_definition import set_of_recipe
@@ -173,10 +172,12 @@ def judge_candidate(
     commands: Sequence[str],
     output: Path,
     reporter: Reporter,
+    cache: Path,
 ) -> GateResult:
     """Measure base and candidate side by side, judge, and write ``gate.json`` and ``report.md`` under ``output``.
 
-    A candidate that differs from its manifest fails, whatever it scores. An earlier verdict is withdrawn first.
+    The answers of both models go there too, and into ``cache``, where those of earlier runs are looked for. A candidate
+    that differs from its manifest fails, whatever it scores. An earlier verdict is withdrawn first.
     """
     withdraw_verdict(output)
     artifact = Artifact.open(folder)
@@ -184,7 +185,7 @@ def judge_candidate(
     candidate = Engine.open(folder, engine_config(recipe))
     for note in dict.fromkeys((*baseline.backend_notes, *candidate.backend_notes)):
         reporter.note(note)
-    findings = _measure(recipe, base, baseline, candidate, folder, questions, output, reporter)
+    findings = _measure(recipe, base, baseline, candidate, folder, questions, output, reporter, cache)
     expected = dict.fromkeys(("mean_kl", "perplexity_ratio", "top1_agreement"), len(questions.windows))
     if questions.suite is not None:
         expected["accuracy_loss_points"] = questions.suite.num_items
@@ -218,6 +219,7 @@ def _measure(
     questions: Questions,
     output: Path,
     reporter: Reporter,
+    cache: Path,
 ) -> Findings:
     measurements: list[Measurement] = []
     facts: tuple[tuple[str, str], ...] = ()
@@ -231,8 +233,10 @@ def _measure(
         facts = divergence_facts(divergence)
     if questions.suite is not None:
         reporter.stage(f"suite {questions.suite.name}: {questions.suite.num_items} items, base then candidate")
-        base_result = _answers("baseline", baseline, base.folder, folder, questions.suite, output, reporter)
-        candidate_result = _answers("candidate", candidate, folder, folder, questions.suite, output, reporter)
+        asked = {"baseline": (baseline, base.folder), "candidate": (candidate, folder)}
+        base_result, candidate_result = (
+            _answers(role, *asked[role], folder, questions.suite, output, reporter, cache) for role in asked
+        )
         measurements.append(compare(base_result, candidate_result))
         scores = score_rows(base_result, candidate_result)
     if recipe.bench is not None:
@@ -251,7 +255,14 @@ def _measure(
 
 
 def _answers(
-    role: str, engine: Engine, folder: Path, tokenizer_folder: Path, suite: Suite, output: Path, reporter: Reporter
+    role: str,
+    engine: Engine,
+    folder: Path,
+    tokenizer_folder: Path,
+    suite: Suite,
+    output: Path,
+    reporter: Reporter,
+    cache: Path,
 ) -> SuiteResult:
     """One model's answers, asked for or found in the cache, and written beside the verdict."""
     settings = asdict(engine.config) | {
@@ -262,8 +273,8 @@ def _answers(
     }
     model = Artifact.open(folder).digest
     asked = Asked(model, tokenizer_digest(tokenizer_folder), suite.digest, code_digest(), settings)
-    tokenizer, cache = Tokenizer.open(tokenizer_folder), cache_folder() / "evals"
-    result, was_found = run_suite_once(engine, tokenizer, suite, asked, cache, reporter.progress)
+    tokenizer = Tokenizer.open(tokenizer_folder)
+    result, was_found = run_suite_once(engine, tokenizer, suite, asked, cache / "evals", reporter.progress)
     if was_found:
         reporter.note(f"{role}: answers of an earlier run of the same model, engine and suite are used again")
     write_outputs(output / OUTPUTS_NAMES[role], suite, model, result)
