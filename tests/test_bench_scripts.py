@@ -231,3 +231,25 @@ def test_soak_calls_a_wrong_reply_a_fault() -> None:
     assert any("whole: WrongReplyError: status 500" in fault for fault in found.faults)
     assert any("stream: WrongReplyError: status 500" in fault for fault in found.faults)
     assert found.counts["bad"] == found.counts["whole"] == found.counts["stream"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("bench_modules")
+def test_evals_of_both_sides_agree_and_are_timed(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [
+        tiny_llama,
+        "--suite",
+        ROOT / "evals" / "quickstart",
+        "--items",
+        6,
+        "--repeats",
+        2,
+        "--backend",
+        "reference",
+    ]
+    monkeypatch.setattr(sys, "argv", ["eval_speed", "--model", *map(str, options)])
+    importlib.import_module("eval_speed").main()
+    row = capsys.readouterr().out.strip().splitlines()[-1].strip("| ").split(" | ")
+    assert row[-1] == "0" and float(row[2].split()[0]) > 0

@@ -16,6 +16,7 @@ from quantpipe.report import Progress, no_progress
 
 SCORE_PARAMS = SamplingParams(max_tokens=0, ignore_eos=True)
 REQUESTS_PER_CALL = 64  # several times what runs at once, so batches stay full; small enough that progress moves
+FEWEST_COMMON_TOKENS, FEWEST_COMMON_PROMPTS = 32, 4
 
 TokenPair = tuple[list[int], list[int]]  # token ids of a context, and of what is scored after it
 
@@ -123,9 +124,30 @@ class Asker:
         def outputs() -> Iterator[RequestOutput]:
             for start in range(0, len(prompts), REQUESTS_PER_CALL):
                 part = slice(start, start + REQUESTS_PER_CALL)
+                if beginnings := _common_beginnings(prompts[part]):  # read once, before all that begin so
+                    self._engine.generate(beginnings, SCORE_PARAMS)
                 yield from self._engine.generate(prompts[part], params[part], None if sinks is None else sinks[part])
 
         return list(self._progress(outputs(), total=len(prompts), label=label))
+
+
+def _common_beginnings(prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+    """What several prompts begin with, such as examples; worth reading once where it is long and often there."""
+    groups: dict[tuple[int, ...], list[Sequence[int]]] = {}
+    for prompt_ids in prompts:
+        groups.setdefault(tuple(prompt_ids[:FEWEST_COMMON_TOKENS]), []).append(prompt_ids)
+    return [
+        _common_beginning(group)
+        for beginning, group in groups.items()
+        if len(group) >= FEWEST_COMMON_PROMPTS and len(beginning) == FEWEST_COMMON_TOKENS
+    ]
+
+
+def _common_beginning(prompts: Sequence[Sequence[int]]) -> list[int]:
+    """What all of them begin with: what the two that differ most in order have in common."""
+    first, last = min(map(tuple, prompts)), max(map(tuple, prompts))
+    num_common = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+    return list(first[:num_common])
 
 
 def _sharing_order(contexts: Sequence[tuple[int, ...]]) -> list[int]:

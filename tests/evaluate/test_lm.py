@@ -201,3 +201,18 @@ def test_the_numbers_of_all_three_request_kinds_are_those_of_lm_evals_own_huggin
     assert ours.loglikelihood_rolling(whole) == pytest.approx(rolling, abs=1e-4)
     prompts = [asked("generate_until", text, GREEDY) for text in ("def f(self", "class A:\n    def ", "import ")]
     assert ours.generate_until(prompts) == other.generate_until(prompts, disable_tqdm=True)
+
+
+def test_what_many_prompts_begin_with_is_read_once_before_them(
+    codec: CharCodec, random_llama: Callable[..., Path]
+) -> None:
+    """Prompts that begin together are batched together, and would each compute what none of them has computed yet."""
+    examples = "Q: what? A: this. " * 4
+    requests = [asked("generate_until", f"{examples}Q: {chr(65 + i)}", {"max_gen_toks": 2}) for i in range(8)]
+    config = EngineConfig(backend="reference", num_threads=1, block_size=4, max_num_seqs=8)
+    folder = random_llama()
+    engine = Engine.open(folder, config)
+    answers = EngineLM(engine, codec).generate_until(requests)
+    assert engine.stats().step_tokens < 2 * len(examples) + 8 * 16
+    alone = [EngineLM(Engine.open(folder, config), codec).generate_until([request])[0] for request in requests[:2]]
+    assert answers[:2] == alone
