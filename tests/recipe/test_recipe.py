@@ -815,3 +815,10 @@ def test_every_transform_and_solver_of_the_quantizer_has_a_section() -> None:
 
     assert names(Transform) == set(TRANSFORMS)
     assert names(Solver) == set(SOLVERS)
+
+
+def test_a_suite_may_be_a_file_of_its_own(folder: Path) -> None:
+    recipe = load(folder, RTN.replace("suite: suite", "suite: suite/suite.yaml"))
+    assert recipe.evaluate is not None and recipe.evaluate.suite == folder / "suite" / "suite.yaml"
+    [problem] = problems(folder, RTN.replace("suite: suite", "suite: suite/gone.yaml"))
+    assert "evaluate.suite: " in problem and "gone.yaml does not exist" in problem
