@@ -33,6 +33,7 @@ from quantpipe.cli_options import (
     recipe_arguments,
 )
 from quantpipe.cli_plan import plan
+from quantpipe.cli_rescore import rescore
 from quantpipe.cli_traceback import one_line, traceback_text
 from quantpipe.disk import disk_refusal
 from quantpipe.doctor.command import doctor
@@ -92,6 +93,7 @@ commands.add_command(compare)
 commands.add_command(doctor)
 commands.add_command(gate)
 commands.add_command(serve_key)
+commands.add_command(rescore)
 
 
 @commands.command()
@@ -106,13 +108,17 @@ def check(recipe: Path, overrides: Sequence[str]) -> None:
 @commands.command()
 @click.option("--markdown", is_flag=True, help="Print the key reference for people instead.")
 @click.option("--calibration-set", is_flag=True, help="Of a calibration set's set.yaml, not of a recipe.")
-def schema(markdown: bool, calibration_set: bool) -> None:
+@click.option("--suite", is_flag=True, help="Of an evaluation suite's tasks, one schema for each form of a task.")
+def schema(markdown: bool, calibration_set: bool, suite: bool) -> None:
     """Print the JSON schema of a recipe, for completion and checks in an editor."""
     import json
 
     if calibration_set:
         from quantpipe.calibration.definition.reference import set_reference as reference
         from quantpipe.calibration.definition.reference import set_schema as schema_of
+    elif suite:
+        from quantpipe.evaluate.suite_reference import suite_reference as reference
+        from quantpipe.evaluate.suite_reference import suite_schemas as schema_of
     else:
         from quantpipe.recipe.reference import key_reference as reference
         from quantpipe.recipe.reference import recipe_schema as schema_of

@@ -6,13 +6,13 @@ The quantizer's model in memory is not reachable from here: what is judged is wh
 import hashlib
 import json
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from quantpipe.bench.latency import BenchResult, num_text_tokens, paired_figures, run_bench
 from quantpipe.bench.workload import vocabulary_text
-from quantpipe.cache import cache_folder
 from quantpipe.calibrate.coverage.run_coverage import read_coverage
 from quantpipe.calibration.calibration_set import BuildContext
 from quantpipe.calibration.checks.leakage import EvalText
@@ -27,14 +27,22 @@ from quantpipe.evaluate.comparison import compare
 from quantpipe.evaluate.divergence import DivergenceResult, measure_divergence, named_windows
 from quantpipe.evaluate.eval_texts import eval_texts
 from quantpipe.evaluate.items import SuiteResult
-from quantpipe.evaluate.outputs import OUTPUTS_NAMES, write_outputs
+from quantpipe.evaluate.outputs import rescore, write_outputs
 from quantpipe.evaluate.result_cache import Asked, code_digest, run_suite_once, tokenizer_digest
 from quantpipe.evaluate.suite import Suite, check_suite, load_suite
 from quantpipe.evidence.model_memory import memory_row
 from quantpipe.formats.artifact import Artifact, verify
 from quantpipe.formats.digests import MANIFEST_NAME, file_digest
 from quantpipe.gate.judge import GateResult, Measurement
-from quantpipe.gate.record import RunContext, engine_digest, library_versions, machine_facts, utc_now, withdraw_verdict
+from quantpipe.gate.record import (
+    OUTPUTS_NAMES,
+    RunContext,
+    engine_digest,
+    library_versions,
+    machine_facts,
+    utc_now,
+    withdraw_verdict,
+)
 from quantpipe.gate.report import BenchRow, ParityRow
 from quantpipe.recipe.schema import BenchSection, DivergenceSection, Recipe
 from quantpipe.report import Reporter
@@ -163,10 +171,12 @@ def judge_candidate(
     commands: Sequence[str],
     output: Path,
     reporter: Reporter,
+    cache: Path,
 ) -> GateResult:
     """Measure base and candidate side by side, judge, and write ``gate.json`` and the report under ``output``.
 
-    A candidate that differs from its manifest fails, whatever it scores. An earlier verdict is withdrawn first.
+    The answers of both models go there too, and into ``cache``, where those of earlier runs are looked for. A candidate
+    that differs from its manifest fails, whatever it scores. An earlier verdict is withdrawn first.
     """
     withdraw_verdict(output)
     artifact = Artifact.open(folder)
@@ -174,7 +184,7 @@ def judge_candidate(
     candidate = Engine.open(folder, engine_config(recipe))
     for note in dict.fromkeys((*baseline.backend_notes, *candidate.backend_notes)):
         reporter.note(note)
-    findings = _measure(recipe, base, baseline, candidate, folder, questions, output, reporter)
+    findings = _measure(recipe, base, baseline, candidate, folder, questions, output, reporter, cache)
     faults = manifest_faults(artifact)
     mismatches = None if faults is None else _counted_faults(artifact, faults)
     results = replace(findings.results, mismatches=mismatches)
@@ -238,6 +248,7 @@ def _measure(
     questions: Questions,
     output: Path,
     reporter: Reporter,
+    cache: Path,
 ) -> Findings:
     facts: tuple[tuple[str, str], ...] = ()
     bench: tuple[BenchRow, ...] = ()
@@ -252,9 +263,9 @@ def _measure(
         windows = window_kls(questions, divergence)
     if questions.suite is not None:
         reporter.stage(f"suite {questions.suite.name}: {questions.suite.num_items} items, base then candidate")
-        base_result = _answers("baseline", baseline, base.folder, folder, questions.suite, output, reporter)
+        base_result = _answers("baseline", baseline, base.folder, folder, questions.suite, output, reporter, cache)
         check_scopes(recipe, base_result.items)
-        candidate_result = _answers("candidate", candidate, folder, folder, questions.suite, output, reporter)
+        candidate_result = _answers("candidate", candidate, folder, folder, questions.suite, output, reporter, cache)
         comparison = compare(base_result, candidate_result)
         results = replace(results, comparison=comparison, num_items=questions.suite.num_items)
     if recipe.bench is not None:
@@ -282,7 +293,14 @@ def _bench(
 
 
 def _answers(
-    role: str, engine: Engine, folder: Path, tokenizer_folder: Path, suite: Suite, output: Path, reporter: Reporter
+    role: str,
+    engine: Engine,
+    folder: Path,
+    tokenizer_folder: Path,
+    suite: Suite,
+    output: Path,
+    reporter: Reporter,
+    cache: Path,
 ) -> SuiteResult:
     """One model's answers, asked for or found in the cache, and written beside the verdict."""
     settings = asdict(engine.config) | {
@@ -293,12 +311,30 @@ def _answers(
     }
     model = Artifact.open(folder).digest
     asked = Asked(model, tokenizer_digest(tokenizer_folder), suite.digest, code_digest(), settings)
-    tokenizer, cache = Tokenizer.open(tokenizer_folder), cache_folder() / "evals"
-    result, was_found = run_suite_once(engine, tokenizer, suite, asked, cache, reporter.progress)
+    tokenizer = Tokenizer.open(tokenizer_folder)
+    result, was_found = run_suite_once(engine, tokenizer, suite, asked, cache / "evals", reporter.progress)
     if was_found:
         reporter.note(f"{role}: answers of an earlier run of the same model, engine and suite are used again")
     write_outputs(output / OUTPUTS_NAMES[role], suite, model, result)
     return result
+
+
+def rescored(recipe: Recipe, outputs: Path, reporter: Reporter) -> list[str]:
+    """Lines of a table: the answers saved in ``outputs`` scored as the recipe's suite says now, and the loss.
+
+    DataError where there is no suite, no answers, or the suite has come to ask something else.
+    """
+    if recipe.evaluate is None:
+        raise DataError(f"{recipe.name}: the recipe has no evaluate section; nothing was asked")
+    suite = load_suite(recipe.evaluate.suite)
+    base, cand = (rescore(outputs / OUTPUTS_NAMES[role], suite, reporter.progress) for role in OUTPUTS_NAMES)
+    loss, num_items = compare(base, cand).loss(), Counter(item.task for item in base.items)
+    cand_scores = cand.task_scores
+    lines = [
+        f"{task}: {num_items[task]} items, baseline {100 * score:.1f} %, candidate {100 * cand_scores[task]:.1f} %"
+        for task, score in base.task_scores.items()
+    ]
+    return [*lines, f"{loss.name}: {loss.value:.2f} [{loss.low:.2f}, {loss.high:.2f}]; {loss.detail}"]
 
 
 def divergence_facts(divergence: DivergenceResult) -> tuple[tuple[str, str], ...]:

@@ -58,7 +58,9 @@ def _run(recipe: Recipe, recipe_path: Path, cache_folder: Path, reporter: Report
     facts = quantization_facts(recipe, candidate, time.monotonic() - started_s)
     folder = candidate.artifact.folder
     commands = (f"quantpipe run {recipe_path}{_sets(recipe.overrides)}", f"quantpipe verify {folder}")
-    return judge_candidate(recipe, base, folder, questions, candidate.parity, facts, commands, recipe.output, reporter)
+    return judge_candidate(
+        recipe, base, folder, questions, candidate.parity, facts, commands, recipe.output, reporter, cache_folder
+    )
 
 
 def quantize_recipe(recipe: Recipe, cache_folder: Path, reporter: Reporter) -> Candidate:
@@ -96,7 +98,7 @@ def gate_artifact(
         commands = (f"quantpipe gate {recipe_path}{_sets(recipe.overrides)} --artifact {artifact}",)
         facts = (("artifact", f"{artifact}, judged as it stood on disk"),)
         output = gate_folder(recipe, artifact)
-        return judge_candidate(recipe, base, artifact, questions, (), facts, commands, output, reporter)
+        return judge_candidate(recipe, base, artifact, questions, (), facts, commands, output, reporter, cache_folder)
 
 
 def gate_folder(recipe: Recipe, artifact: Path) -> Path:

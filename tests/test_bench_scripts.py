@@ -258,3 +258,25 @@ def test_error_rates_are_a_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest
         ["50", "5", "5 %", "1"],
         ["50", "5", "5 %", "5"],
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("bench_modules")
+def test_evals_of_both_sides_agree_and_are_timed(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [
+        tiny_llama,
+        "--suite",
+        ROOT / "evals" / "quickstart",
+        "--items",
+        6,
+        "--repeats",
+        2,
+        "--backend",
+        "reference",
+    ]
+    monkeypatch.setattr(sys, "argv", ["eval_speed", "--model", *map(str, options)])
+    importlib.import_module("eval_speed").main()
+    row = capsys.readouterr().out.strip().splitlines()[-1].strip("| ").split(" | ")
+    assert row[-1] == "0" and float(row[2].split()[0]) > 0

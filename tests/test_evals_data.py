@@ -80,3 +80,36 @@ def test_held_out_text_and_items_share_no_question(tasks: dict[str, EvalTask]) -
     text = " ".join(f.read_text(encoding="utf-8") for f in (EVALS / "quickstart" / "held_out").glob("*.txt"))
     asked = [doc["prompt"] for doc in tasks["quickstart_choice"].docs if len(doc["prompt"]) > 25]
     assert [prompt for prompt in asked if prompt in text] == []
+
+
+def test_the_example_of_the_short_form_works_as_it_is(tiny_llama: Path) -> None:
+    from quantpipe.evaluate.suite import check_suite
+    from quantpipe.evaluate.suite_file import read_suite_file
+
+    suite = load_suite(EVALS / "support.yaml")
+    check_suite(suite, tiny_llama)
+    assert {task.name: task.num_items for task in suite.tasks} == {
+        "support-intent": 28,
+        "support-order-number": 12,
+        "support-order-json": 12,
+        "support-amount": 10,
+        "support-mentions": 12,
+    }
+    kinds = {entry.kind for entry in read_suite_file(EVALS / "support.yaml").entries}  # type: ignore[union-attr]
+    assert kinds == {"choice", "regex", "json_schema", "numeric", "contains"}
+    assert "Apache-2.0" in (EVALS / "support" / "README.md").read_text()
+
+
+def test_the_example_runs_on_a_model(tiny_llama: Path) -> None:
+    from quantpipe.engine.config import EngineConfig
+    from quantpipe.engine.engine import Engine
+    from quantpipe.engine.tokenizer import Tokenizer
+    from quantpipe.evaluate.suite import compare, run_suite
+
+    engine = Engine.open(tiny_llama, EngineConfig(backend="cpu", num_threads=1))
+    tokenizer, suite = Tokenizer.open(tiny_llama), load_suite(EVALS / "support.yaml")
+    results = [run_suite(engine, tokenizer, suite) for _ in range(2)]
+    assert compare(*results).value == 0.0
+    assert len(results[0].items) == suite.num_items
+    assert all(0 <= item.score <= 1 for item in results[0].items)
+    assert {item.slices["language"] for item in results[0].items if item.slices} == {"en", "de", "zh"}

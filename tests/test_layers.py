@@ -19,7 +19,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("calibrate", "candidate", "completion", "judgement", "llm", "pipeline"),
     (
         *("cli", "cli_arms", "cli_bench", "cli_calibrate", "cli_compare", "cli_front", "cli_gate", "cli_options"),
-        *("cli_plan", "cli_traceback"),
+        *("cli_plan", "cli_rescore", "cli_traceback"),
     ),
 )
 ROW_OF = {name: row for row, names in enumerate(ROWS) for name in names}

@@ -58,6 +58,24 @@ def test_a_recipe_may_keep_no_archive(tiny_llama: Path, tmp_path: Path, quiet: R
     assert not (tmp_path / "archive").exists()
 
 
+def test_answers_lie_beside_the_verdict_and_no_model_is_asked_the_same_twice(
+    tiny_llama: Path, tmp_path: Path, quiet: Reporter, capsys: pytest.CaptureFixture[str]
+) -> None:
+    suite = Path(__file__).parents[1] / "evals" / "support.yaml"
+    sections = {"evaluate": {"suite": suite}, "gate": {"accuracy_loss_points": {"max": 100.0}}, "bench": None}
+    told = []
+    for name in ("first", "second"):
+        plain = recipe(tiny_llama, tmp_path / name).model_dump(exclude={"engine"}) | sections
+        asked = Recipe.model_validate(plain | {"engine": {"num_threads": 1, "max_model_len": 512}})
+        run_recipe(asked, Path("r.yaml"), tmp_path / "cache", Reporter())
+        told.append(capsys.readouterr().err)
+        assert {"outputs-baseline.jsonl", "outputs-candidate.jsonl"} <= {f.name for f in (tmp_path / name).iterdir()}
+    again = [text.count("answers of an earlier run of the same model") for text in told]
+    assert again[1] == 2
+    first, second = ((tmp_path / name / "outputs-candidate.jsonl").read_bytes() for name in ("first", "second"))
+    assert first == second
+
+
 def test_a_held_out_text_too_short_for_the_coverage_does_not_stop_quantizing(
     tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,21 +1,23 @@
 """Asking an engine in full batches: scores of texts behind their contexts, and greedy answers. Knows no tasks.
 
-Texts that share a context are asked in an order in which the engine finds it computed.
+Texts behind one context are a tree of tokens: a prompt gives the scores of all tokens that branch off along it, so the
+last token of a text is never read, and choices of one token each take one prompt together. Prompts that share a context
+are asked in an order in which the engine finds it computed.
 """
 
 import dataclasses
-import math
 from collections.abc import Iterator, Sequence
 
-from quantpipe.engine.request import RequestOutput, SamplingParams
+from quantpipe.engine.request import PromptLogitsSink, RequestOutput, SamplingParams
 from quantpipe.errors import DataError
+from quantpipe.evaluate.score_tree import ScoredPair, ScoreTree
 from quantpipe.evaluate.served import ServedModel, TextCodec
 from quantpipe.report import Progress, no_progress
 
-SCORE_PARAMS = SamplingParams(max_tokens=0, ignore_eos=True, prompt_logprobs=0)
+SCORE_PARAMS = SamplingParams(max_tokens=0, ignore_eos=True)
 REQUESTS_PER_CALL = 64  # several times what runs at once, so batches stay full; small enough that progress moves
+FEWEST_COMMON_TOKENS, FEWEST_COMMON_PROMPTS = 32, 4
 
-ScoredPair = tuple[float, bool]  # log-likelihood, and whether greedy decoding would have produced the text
 TokenPair = tuple[list[int], list[int]]  # token ids of a context, and of what is scored after it
 
 
@@ -78,11 +80,15 @@ class Asker:
         """
         if not all(context and text for context, text in pairs):
             raise DataError("evaluate: a text to score is empty; every choice needs at least one token of its own")
-        order = _sharing_order([tuple(context) for context, _ in pairs])
-        prompts = [[*pairs[i][0], *pairs[i][1]] for i in order]
-        params = [dataclasses.replace(SCORE_PARAMS, prompt_logprobs_from=len(pairs[i][0])) for i in order]
-        outputs = dict(zip(order, self._run(prompts, params, label), strict=True))
-        return [_score_tail(outputs[i], len(text)) for i, (_, text) in enumerate(pairs)]
+        trees: dict[tuple[int, ...], ScoreTree] = {}
+        for context, text in pairs:
+            trees.setdefault(tuple(context), ScoreTree(len(context))).add(tuple(text))
+        branches = [(context, path) for context, tree in trees.items() for path in tree.paths()]
+        branches = [branches[i] for i in _sharing_order([context for context, _ in branches])]
+        params = [dataclasses.replace(SCORE_PARAMS, prompt_logprobs_from=len(context)) for context, _ in branches]
+        sinks = [trees[context].sink(path) for context, path in branches]
+        self._run([[*context, *path] for context, path in branches], params, label, sinks)
+        return [trees[tuple(context)].score(tuple(text)) for context, text in pairs]
 
     def answer(self, asked: Sequence[GreedyAsk], label: str) -> list[str]:
         """The greedy continuation of each prompt. DataError where one is too long for the engine."""
@@ -102,7 +108,11 @@ class Asker:
         return self._stop_ids_of.get(stops, ())
 
     def _run(
-        self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], label: str
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: Sequence[SamplingParams],
+        label: str,
+        sinks: Sequence[PromptLogitsSink] | None = None,
     ) -> list[RequestOutput]:
         for prompt_ids, each in zip(prompts, params, strict=True):
             if len(prompt_ids) + each.max_tokens > self._engine.max_model_len:
@@ -114,9 +124,30 @@ class Asker:
         def outputs() -> Iterator[RequestOutput]:
             for start in range(0, len(prompts), REQUESTS_PER_CALL):
                 part = slice(start, start + REQUESTS_PER_CALL)
-                yield from self._engine.generate(prompts[part], params[part])
+                if beginnings := _common_beginnings(prompts[part]):  # read once, before all that begin so
+                    self._engine.generate(beginnings, SCORE_PARAMS)
+                yield from self._engine.generate(prompts[part], params[part], None if sinks is None else sinks[part])
 
         return list(self._progress(outputs(), total=len(prompts), label=label))
+
+
+def _common_beginnings(prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+    """What several prompts begin with, such as examples; worth reading once where it is long and often there."""
+    groups: dict[tuple[int, ...], list[Sequence[int]]] = {}
+    for prompt_ids in prompts:
+        groups.setdefault(tuple(prompt_ids[:FEWEST_COMMON_TOKENS]), []).append(prompt_ids)
+    return [
+        _common_beginning(group)
+        for beginning, group in groups.items()
+        if len(group) >= FEWEST_COMMON_PROMPTS and len(beginning) == FEWEST_COMMON_TOKENS
+    ]
+
+
+def _common_beginning(prompts: Sequence[Sequence[int]]) -> list[int]:
+    """What all of them begin with: what the two that differ most in order have in common."""
+    first, last = min(map(tuple, prompts)), max(map(tuple, prompts))
+    num_common = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+    return list(first[:num_common])
 
 
 def _sharing_order(contexts: Sequence[tuple[int, ...]]) -> list[int]:
@@ -127,19 +158,6 @@ def _sharing_order(contexts: Sequence[tuple[int, ...]]) -> list[int]:
         first_of = {contexts[i]: i for i in reversed(part)}
         order += sorted(part, key=lambda i: first_of[contexts[i]] != i)
     return order
-
-
-def _score_tail(output: RequestOutput, num_tokens: int) -> ScoredPair:
-    tail = output.prompt_logprobs
-    if len(tail) != num_tokens:
-        raise DataError(
-            f"evaluate: the engine returned {len(tail)} log-probabilities for the last {num_tokens} of a prompt of "
-            f"{len(output.prompt_ids)} tokens; one for each is needed"
-        )
-    loglikelihood = math.fsum(token.logprob for token in tail)
-    if not math.isfinite(loglikelihood):
-        raise DataError(f"evaluate: log-likelihood {loglikelihood} of {len(tail)} tokens; the logits are broken")
-    return loglikelihood, all(token.is_greedy for token in tail)
 
 
 def _cut_before(text: str, stops: Sequence[str]) -> str:

@@ -11,7 +11,8 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from quantpipe.errors import DataError
-from quantpipe.evaluate.asking import Asker, GreedyAsk, ScoredPair, TokenPair
+from quantpipe.evaluate.asking import Asker, GreedyAsk, TokenPair
+from quantpipe.evaluate.score_tree import ScoredPair
 from quantpipe.evaluate.served import ServedModel, TextCodec
 from quantpipe.report import Progress, no_progress
 

@@ -19,7 +19,6 @@ from quantpipe.gate.record import write_text_atomically
 from quantpipe.report import Progress, no_progress
 
 SCHEMA = "quantpipe.outputs/1"
-OUTPUTS_NAMES = {"baseline": "outputs-baseline.jsonl", "candidate": "outputs-candidate.jsonl"}
 
 
 @dataclass(frozen=True)

@@ -83,9 +83,9 @@ class ShortTask:
 def read_short_task(keys: TaskKeys, kind: Kind, folder: Path, place: Place) -> ShortTask:
     """Read the task's rows and check each of them."""
     prompt = SandboxedTemplate(keys.prompt, place("prompt"))
+    scorer = kind.open(keys, folder, place)
     names = _names(keys, prompt)
     _check_map(keys, names, place)
-    scorer = kind.open(keys, folder, place)
     rows = _rows(keys, keys.file, names, folder, place("file"))
     shots, rows = _shots(keys, prompt, names, rows, folder, place)
     rows = _chosen(keys, rows, place)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, WithJsonSchema
 
 from quantpipe.calibration.definition.mapping import Text, Texts
 from quantpipe.errors import DataError, RecipeError, suggest
@@ -22,6 +22,9 @@ from quantpipe.recipe.section import Count, Section, Seed
 SUITE_NAME = "suite.yaml"
 
 
+_MAPPINGS = WithJsonSchema({"type": "array", "items": {"type": "object"}})
+
+
 class SuiteHeader(Section):
     """The top of a suite file."""
 
@@ -29,7 +32,7 @@ class SuiteHeader(Section):
     """Version of the file format."""
     name: Text
     """Name of the suite in reports."""
-    tasks: Annotated[tuple[Any, ...], Field(strict=False, min_length=1)]
+    tasks: Annotated[tuple[Any, ...], Field(strict=False, min_length=1), _MAPPINGS]
     """The tasks. Each has a `kind` (the short form), a `task` (an lm-eval file beside this one) or an `lm_eval`."""
 
 

@@ -145,7 +145,7 @@ def test_stored_results_are_judged_by_other_limits_and_serving_follows(
     assert cli.run(["serve", str(project / "run" / "artifact"), "--port", "0"]) == 4
     assert "gate.json is FAIL; judge it" in capsys.readouterr().err
     assert cli.run([*gate, "--set", "gate=[{metric: accuracy, max_drop_points: 60, task: choice}]"]) == 2
-    assert "gate[0].task: no item is of task 'choice' (known: tiny_choice)" in capsys.readouterr().err
+    assert "gate: [0].task: no item is of task 'choice' (known: tiny_choice)" in capsys.readouterr().err
 
 
 def test_limit_on_a_task_that_the_suite_has_not_is_refused_before_any_work(
@@ -154,7 +154,7 @@ def test_limit_on_a_task_that_the_suite_has_not_is_refused_before_any_work(
     folder = make_project()
     gate = "gate=[{metric: accuracy, max_drop_points: 60, task: tiny_choise}]"
     assert cli.run(["run", str(folder / "recipe.yaml"), "--quiet", "--set", gate]) == 2
-    assert "gate[0].task: the suite has no task 'tiny_choise'; did you mean 'tiny_choice'?" in capsys.readouterr().err
+    assert "gate: [0].task: the suite has no task 'tiny_choise'; did you mean 'tiny_choice'?" in capsys.readouterr().err
     assert not (folder / "run").exists()
 
 
@@ -291,7 +291,9 @@ def test_a_group_size_that_does_not_divide_ends_with_2_before_calibration(
     make_project: Callable[[], Path], random_llama: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = make_project()
-    model = random_llama(hidden_size=96, intermediate_size=96, head_dim=24, vocab_size=4096)
+    model = random_llama(
+        hidden_size=96, intermediate_size=96, head_dim=24, vocab_size=4096, max_position_embeddings=1024
+    )
     tiny = Path(__file__).parents[1] / "fixtures" / "tiny_llama"
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(tiny / name, model / name)

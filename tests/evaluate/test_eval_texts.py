@@ -121,3 +121,19 @@ def test_shipped_suite_gives_texts_of_every_item() -> None:
     texts = eval_texts(suite, folder / "held_out")
     assert len({each.row for each in texts if each.set == str(folder)}) == suite.num_items
     assert len({each.row.split(":")[0] for each in texts if each.set != str(folder)}) == 14
+
+
+def test_short_form_gives_questions_with_each_accepted_answer_and_examples(tmp_path: Path) -> None:
+    rows = [{"id": i, "q": f"Question {i}?", "target": [f"yes {i}", f"sure {i}"], "who": "c"} for i in range(3)]
+    (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    file = tmp_path / "s.yaml"
+    file.write_text(
+        "version: 1\nname: s\ntasks:\n  - {name: t, kind: exact, file: q.jsonl, prompt: '{{ q }}', cluster: who,\n"
+        "     few_shot: {num: 1, seed: 0}}\n"
+    )
+    texts = eval_texts(load_suite(file), None)
+    found = {text.text for text in texts}
+    assert {text for i in range(3) for text in (f"Question {i}? yes {i}",)} <= found
+    assert sum("sure" in text for text in found) == 2  # an example shows its first answer alone
+    assert {text.group for text in texts if text.row.startswith("q.jsonl")} == {"c"}
+    assert {text.set for text in texts} == {str(file)}

@@ -191,6 +191,10 @@ BAD = [
         {"kind": "json_schema", "choices": None, "json_schema": {"$ref": "http://127.0.0.1:9/x"}},
         "tasks[0].json_schema: not a JSON schema",
     ),
+    (
+        {"kind": "judge", "choices": None, "url": "http://h/v1", "model": "m", "judge_prompt": "{{ answer"},
+        "tasks[0].judge_prompt:1: not a Jinja template",
+    ),
     ({"kind": "exact", "choices": None, "max_tokens": 0}, "tasks[0].max_tokens: found 0; allowed: 1 or more"),
     ({"kind": "exact", "choices": None, "disregard": ["colour"]}, "unknown disregard 'colour'"),
     ({"kind": "regex", "choices": None, "pattern": "x", "few_shot": {"num": 1}}, "a pattern is no answer"),

@@ -873,3 +873,10 @@ def test_releases_are_archived_beside_the_output_unless_the_recipe_says_otherwis
     assert load(folder, RTN, "archive=none").archive_folder is None
     with pytest.raises(RecipeError, match="--set archive: "):
         load(folder, RTN, "archive=3")
+
+
+def test_a_suite_may_be_a_file_of_its_own(folder: Path) -> None:
+    recipe = load(folder, RTN.replace("suite: suite", "suite: suite/suite.yaml"))
+    assert recipe.evaluate is not None and recipe.evaluate.suite == folder / "suite" / "suite.yaml"
+    [problem] = problems(folder, RTN.replace("suite: suite", "suite: suite/gone.yaml"))
+    assert "evaluate.suite: " in problem and "gone.yaml does not exist" in problem

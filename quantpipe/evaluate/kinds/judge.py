@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 import httpx
 from jinja2 import TemplateError
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 
 from quantpipe.cache import cache_folder
 from quantpipe.calibration.definition.mapping import Text
@@ -50,6 +50,9 @@ def _pattern(pattern: str) -> str:
     return pattern
 
 
+_TWO_NUMBERS = WithJsonSchema({"type": "array", "items": {"type": "number"}})
+
+
 class JudgeKeys(TextKeys):
     """A task of the kind `judge`."""
 
@@ -63,7 +66,7 @@ class JudgeKeys(TextKeys):
     """What it is asked: Jinja over the row's fields and `answer`."""
     judge_system: Text | None = None
     """Its system message."""
-    scale: Annotated[tuple[float, float], Field(strict=False)] = (1.0, 10.0)
+    scale: Annotated[tuple[float, float], Field(strict=False), _TWO_NUMBERS] = (1.0, 10.0)
     """The lowest and the highest number, which become the scores 0 and 1."""
     pass_from: float | None = None
     """Number from which an answer is right. Absent: the score itself counts."""
