@@ -6,8 +6,9 @@ import pytest
 
 from quantpipe.cli import run
 from quantpipe.errors import EXIT_DATA
-from quantpipe.evaluate.outputs import OUTPUTS_NAMES, write_outputs
+from quantpipe.evaluate.outputs import write_outputs
 from quantpipe.evaluate.suite import load_suite, run_suite
+from quantpipe.gate.record import OUTPUTS_NAMES
 from tests.evaluate.conftest import BigramEngine, CharCodec, speaking_table
 from tests.evaluate.test_short_run import CHOICE, EXACT, ROWS, knowing_engine
 from tests.evaluate.test_short_task import write_suite
