@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
 from architectures import MakeModel, save_model
@@ -13,6 +14,10 @@ from quantpipe.report import Reporter
 
 # Processes that tests start load the same compiled kernels as they do: what is compiled twice takes twice as long.
 os.environ.setdefault("QUANTPIPE_EMULATED_ISA", "1")
+
+# How long a case takes says nothing on a machine that others share.
+hypothesis.settings.register_profile("unhurried", deadline=None)
+hypothesis.settings.load_profile("unhurried")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

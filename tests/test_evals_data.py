@@ -104,12 +104,13 @@ def test_the_example_runs_on_a_model(tiny_llama: Path) -> None:
     from quantpipe.engine.config import EngineConfig
     from quantpipe.engine.engine import Engine
     from quantpipe.engine.tokenizer import Tokenizer
-    from quantpipe.evaluate.suite import compare, run_suite
+    from quantpipe.evaluate.comparison import compare
+    from quantpipe.evaluate.suite import run_suite
 
     engine = Engine.open(tiny_llama, EngineConfig(backend="cpu", num_threads=1))
     tokenizer, suite = Tokenizer.open(tiny_llama), load_suite(EVALS / "support.yaml")
     results = [run_suite(engine, tokenizer, suite) for _ in range(2)]
-    assert compare(*results).value == 0.0
+    assert compare(*results).loss().value == 0.0
     assert len(results[0].items) == suite.num_items
     assert all(0 <= item.score <= 1 for item in results[0].items)
     assert {item.slices["language"] for item in results[0].items if item.slices} == {"en", "de", "zh"}

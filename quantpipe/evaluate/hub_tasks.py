@@ -4,7 +4,6 @@ import os
 import random
 from typing import Any
 
-import httpx
 from lm_eval.tasks import TaskManager
 
 from quantpipe.errors import DataError, nearest
@@ -12,6 +11,11 @@ from quantpipe.evaluate.eval_task import HubTask
 from quantpipe.evaluate.lm import check_generation
 from quantpipe.evaluate.suite_file import OwnTask
 from quantpipe.evaluate.tasks import lm_eval_contained
+from quantpipe.report import random_state_kept
+
+with random_state_kept():  # it draws a number as it is imported
+    import httpx
+
 
 HUB = "https://huggingface.co"
 HUB_TIMEOUT_S = 5.0

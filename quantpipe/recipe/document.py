@@ -290,6 +290,9 @@ def _convert(node: Any, path: KeyPath, document: Document, seen: set[int], place
             Problem(path, "found half of a surrogate pair; write the character itself", place=here, is_unread=True)
         )
         return None
+    if "\0" in text:  # no path, name or text has a use for it
+        document.problems.append(Problem(path, "found a NUL character; leave it out", place=here, is_unread=True))
+        return None
     return text if node.style is not None or node.tag == "!" else _scalar(text)
 
 

@@ -812,8 +812,14 @@ KEYS = st.sampled_from(
 def test_no_value_breaks_the_reader(folder: Path, key: str, value: object) -> None:
     try:
         load(folder, RTN, f"{key}={json.dumps(value)}")
-    except RecipeError as error:
+    except (RecipeError, DataError) as error:
         assert str(error)
+
+
+@pytest.mark.parametrize("key", ["model", "output", "evaluate.suite", "archive", "name"])
+def test_a_nul_character_is_located_and_refused(folder: Path, key: str) -> None:
+    with pytest.raises(RecipeError, match=rf"--set {key.partition('.')[0]}.*found a NUL character; leave it out"):
+        load(folder, RTN, f'{key}="./a\\0b"')
 
 
 def test_an_escaped_surrogate_pair_is_its_character_and_half_of_one_is_located(folder: Path) -> None:

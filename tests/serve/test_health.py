@@ -4,6 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from quantpipe import __version__
+from quantpipe.engine.tokenizer import Tokenizer
+from quantpipe.serve.arms.arm import Arm
 from quantpipe.serve.health import health_of
 from quantpipe.serve.served_facts import GateFacts, ServedFacts
 
@@ -20,10 +22,11 @@ def test_a_server_that_serves_is_alive_and_ready(server: Server) -> None:
     assert server.http.get("/version").json() == {"version": __version__}
 
 
-def test_verdict_on_what_is_served_is_shown(server: Server) -> None:
+def test_verdict_on_what_is_served_is_shown(server: Server, tokenizer: Tokenizer) -> None:
     gate = GateFacts("PASS with waivers", "r", "ab" * 32, "2026-12-01")
     facts = ServedFacts("artifact", "d", "auto", "cpu", gate=gate)
-    assert health_of(server.engine_loop, facts).verdict == "PASS with waivers"
+    arm = Arm("a", "echo", server.engine_loop, tokenizer, lambda: facts)
+    assert health_of([arm], 1).verdict == "PASS with waivers"
 
 
 def test_one_that_stops_is_alive_and_not_ready(start_server: StartServer, make_engine: Callable[..., Any]) -> None:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import httpx
 from jinja2 import TemplateError
 from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 
@@ -24,6 +23,11 @@ from quantpipe.disk import writing
 from quantpipe.errors import DataError
 from quantpipe.evaluate.kinds.kind import Item, Kind, Response, Scored, TextKeys, quoted, written
 from quantpipe.recipe.section import Count, Seed
+from quantpipe.report import random_state_kept
+
+with random_state_kept():  # it draws a number as it is imported
+    import httpx
+
 
 FIRST_PAUSE_S = 0.5  # before the second try; doubled each time
 NUMBER = r"-?\d+(?:\.\d+)?"
