@@ -21,7 +21,7 @@ from quantpipe.cache import cache_folder
 from quantpipe.cli_bench import bench
 from quantpipe.cli_calibrate import calibrate
 from quantpipe.cli_front import front_arguments, serve_key
-from quantpipe.cli_options import NumberRange, open_reporter, read_recipe, read_settings, recipe_arguments
+from quantpipe.cli_options import open_reporter, read_recipe, read_settings, recipe_arguments
 from quantpipe.cli_traceback import one_line, traceback_text
 from quantpipe.disk import disk_refusal
 from quantpipe.doctor.command import doctor
@@ -179,7 +179,7 @@ def verify(artifact: Path) -> int:
 @click.option("--kv-cache-memory", type=click.IntRange(min=1), metavar="BYTES", help="Memory for keys and values.")
 @click.option(
     "--memory-utilization",
-    type=NumberRange(0, 1, min_open=True),
+    type=click.FloatRange(0, 1, min_open=True),
     metavar="SHARE",
     help="Instead: the share of all memory that weights, steps, keys and values take together.",
 )
