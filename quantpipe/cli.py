@@ -24,7 +24,6 @@ from quantpipe.cli_compare import compare
 from quantpipe.cli_front import front_arguments, serve_key
 from quantpipe.cli_gate import gate, show_verdict
 from quantpipe.cli_options import (
-    NumberRange,
     engine_option,
     naming_options,
     open_reporter,
@@ -182,7 +181,7 @@ def verify(artifact: Path) -> int:
 @click.option("--kv-cache-memory", type=click.IntRange(min=1), metavar="BYTES", help="Memory for keys and values.")
 @click.option(
     "--memory-utilization",
-    type=NumberRange(0, 1, min_open=True),
+    type=click.FloatRange(0, 1, min_open=True),
     metavar="SHARE",
     help="Instead: the share of all memory that weights, steps, keys and values take together.",
 )

@@ -50,14 +50,7 @@ def test_options_reach_the_server(served: list[FrontOptions], tmp_path: Path) ->
         (["--slow-client-s", "0"], 2, "quantpipe serve: Invalid value for '--slow-client-s'"),
         *[
             ([option, "nan"], 2, f"quantpipe serve: Invalid value for '{option}': 'nan' is no number")
-            for option in (
-                "--slow-client-s",
-                "--drain-s",
-                "--stalled-s",
-                "--hung-s",
-                "--load-s",
-                "--memory-utilization",
-            )
+            for option in ("--slow-client-s", "--drain-s", "--stalled-s", "--hung-s", "--load-s")
         ],
         (["--load-s", "0"], 2, "quantpipe serve: Invalid value for '--load-s'"),
         (["--log-format", "xml"], 2, "quantpipe serve: Invalid value for '--log-format'"),

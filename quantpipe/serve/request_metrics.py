@@ -21,12 +21,12 @@ RATE_WINDOW_S = 10
 
 HISTOGRAMS = (
     ("request_queue_time_seconds", "Wait in the engine until begun, per prompt", LATENCY_S),
-    ("time_to_first_token_seconds", "Request accepted to first text", TTFT_S),
+    ("time_to_first_token_seconds", "Handed to the engine to first text", TTFT_S),
     ("request_prefill_time_seconds", "Begun to first text, per prompt", TTFT_S),
     ("inter_token_latency_seconds", "Between two texts of a choice, per token", TPOT_S),
     ("request_time_per_output_token_seconds", "Per choice, after the first text", TPOT_S),
     ("request_decode_time_seconds", "First to last text, per choice", LATENCY_S),
-    ("e2e_request_latency_seconds", "Request accepted to last text, per choice", LATENCY_S),
+    ("e2e_request_latency_seconds", "Handed to the engine to last text, per choice", LATENCY_S),
     ("request_prompt_tokens", "Prompt tokens of a request", LENGTHS),
     ("request_generation_tokens", "Tokens generated for a choice", LENGTHS),
 )
@@ -70,10 +70,13 @@ class RequestMetrics:
         }
 
     async def observe(
-        self, deltas: AsyncIterator[tuple[int, TextDelta]], num_choices: int
+        self, deltas: AsyncIterator[tuple[int, TextDelta]], num_choices: int, submitted_s: float
     ) -> AsyncIterator[tuple[int, TextDelta]]:
-        """Pass the deltas of one request on, and time them from now. Choices that never end count as aborted."""
-        started_s = time.monotonic()
+        """Pass the deltas of one request on, and time them from ``submitted_s``, when it was handed to the engine.
+
+        When the engine accepts it is no beginning: a busy one may do so with its first token. Choices that never end
+        count as aborted.
+        """
         times: dict[int, ChoiceTimes] = {}
         num_ended = 0
         try:
@@ -82,7 +85,7 @@ class RequestMetrics:
                 own = times.get(index)
                 if own is None:
                     own = times[index] = ChoiceTimes(now_s, now_s, 0)
-                    self._observe_first(now_s - started_s, delta.queued_s)
+                    self._observe_first(now_s - submitted_s, delta.queued_s)
                 elif delta.num_tokens > own.num_tokens:
                     num_tokens = delta.num_tokens - own.num_tokens
                     self._observe("inter_token_latency_seconds", (now_s - own.latest_s) / num_tokens)
@@ -90,7 +93,7 @@ class RequestMetrics:
                 own.latest_s, own.num_tokens = now_s, delta.num_tokens
                 if delta.finish_reason is not None:
                     num_ended += 1
-                    self._observe_last(started_s, own, delta.finish_reason)
+                    self._observe_last(submitted_s, own, delta.finish_reason)
                 yield index, delta
         finally:
             if num_ended < num_choices:
@@ -113,10 +116,10 @@ class RequestMetrics:
             self._observe("request_prefill_time_seconds", max(0.0, ttft_s - queued_s))
             self.recent["queue_s"].add(queued_s)
 
-    def _observe_last(self, started_s: float, own: ChoiceTimes, finish_reason: str) -> None:
+    def _observe_last(self, submitted_s: float, own: ChoiceTimes, finish_reason: str) -> None:
         self.count_finished(finish_reason, 1)
-        self._observe("e2e_request_latency_seconds", own.latest_s - started_s)
-        self.recent["e2e_s"].add(own.latest_s - started_s)
+        self._observe("e2e_request_latency_seconds", own.latest_s - submitted_s)
+        self.recent["e2e_s"].add(own.latest_s - submitted_s)
         self._observe("request_decode_time_seconds", own.latest_s - own.first_s)
         self._observe("request_generation_tokens", own.num_tokens)
         if own.num_tokens > 1:

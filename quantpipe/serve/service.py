@@ -184,7 +184,9 @@ class Service:
             ChoiceText(self.tokenizer.stream(renderer.skips_special_tokens), body.stops, body.min_tokens or 0)
             for _ in range(num_choices)
         ]
-        deltas = exchange.watch(self.metrics.observe(text_deltas(submission, choices), num_choices))
+        deltas = exchange.watch(
+            self.metrics.observe(text_deltas(submission, choices), num_choices, submission.submitted_s)
+        )
         if handling.follower is not None:
             deltas = handling.follower.follow(submission, choices, renderer.skips_special_tokens, deltas)
         if echoes:

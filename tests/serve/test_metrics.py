@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -66,9 +67,16 @@ def delta(num_tokens: int, finish_reason: Any = None, queued_s: float | None = 0
     return TextDelta("x", (), num_tokens, finish_reason, queued_s=queued_s)
 
 
-def consume(metrics: ServerMetrics, deltas: AsyncIterator[tuple[int, TextDelta]], num_choices: int = 1) -> int:
+def consume(
+    metrics: ServerMetrics,
+    deltas: AsyncIterator[tuple[int, TextDelta]],
+    num_choices: int = 1,
+    submitted_ago_s: float = 0.0,
+) -> int:
     async def main() -> int:
-        return sum([1 async for _ in metrics.requests[0].observe(deltas, num_choices)])
+        return sum(
+            [1 async for _ in metrics.requests[0].observe(deltas, num_choices, time.monotonic() - submitted_ago_s)]
+        )
 
     return asyncio.run(main())
 
@@ -84,6 +92,13 @@ def test_choice_is_timed_and_counted_once(metrics: ServerMetrics) -> None:
     assert value(metrics, 'request_success_total{finished_reason="length"}') == 1
     assert metrics.requests[0].recent_tokens.total == 4
     assert metrics.requests[0].recent["queue_s"].percentiles().p50 == 0.25
+
+
+def test_time_to_the_first_token_is_that_from_the_submission(metrics: ServerMetrics) -> None:
+    """An engine that is busy accepts a request together with its first token."""
+    consume(metrics, given(delta(1, "stop", queued_s=2.0)), submitted_ago_s=3.0)
+    assert 3.0 <= value(metrics, "time_to_first_token_seconds_sum") < 4.0
+    assert 1.0 <= value(metrics, "request_prefill_time_seconds_sum") < 2.0
 
 
 def test_choices_that_never_end_are_aborted(metrics: ServerMetrics) -> None:
