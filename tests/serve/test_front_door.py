@@ -217,7 +217,7 @@ def test_five_hundred_requests_at_once_are_answered_or_refused_with_retry_after_
     server = start_server(make_engine(step_s=0.005), options=options)
 
     def ask(number: int) -> int:
-        reply = server.post(COMPLETIONS, model="echo", prompt=f"number {number}")
+        reply = http.post(COMPLETIONS, json={"model": "echo", "prompt": f"number {number}"})
         if reply.status_code == 503:
             assert reply.json()["error"]["code"] == "queue_full"
             assert 1 <= int(reply.headers["retry-after"]) <= 60
@@ -225,7 +225,9 @@ def test_five_hundred_requests_at_once_are_answered_or_refused_with_retry_after_
             assert (reply.status_code, reply.json()["choices"][0]["text"]) == (200, f"number {number}")
         return int(reply.status_code)
 
-    with ThreadPoolExecutor(64) as pool:
+    # A connection each: threads that share idle ones may close them under each other.
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+    with httpx.Client(base_url=server.url, limits=limits, timeout=60) as http, ThreadPoolExecutor(64) as pool:
         asked = [pool.submit(ask, number) for number in range(500)]
         while not all(own.done() for own in asked):
             assert server.http.get("/health").status_code == 200
