@@ -5,27 +5,39 @@ The quantizer's model in memory is not reachable from here: what is judged is wh
 
 import hashlib
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from quantpipe.bench.latency import num_text_tokens, run_bench
 from quantpipe.bench.workload import vocabulary_text
+from quantpipe.cache import cache_folder
 from quantpipe.calibration.calibration_set import BuildContext
 from quantpipe.calibration.checks.leakage import EvalText
 from quantpipe.calibration.definition.set_definition import set_of_recipe
 from quantpipe.calibration.held_out.held_out_rows import HeldOut, read_held_out
+from quantpipe.calibration.held_out.held_out_windows import SEVERAL
 from quantpipe.calibration.samples.self_text import WriteText
 from quantpipe.engine.config import EngineConfig
 from quantpipe.engine.engine import Engine
 from quantpipe.engine.tokenizer import Tokenizer
-from quantpipe.errors import DataError
-from quantpipe.evaluate.divergence import DivergenceResult, measure_divergence, named_windows
+from quantpipe.errors import DataError, suggest
+from quantpipe.evaluate.divergence import (
+    DivergenceResult,
+    measure_against,
+    measure_divergence,
+    named_windows,
+    text_files,
+)
 from quantpipe.evaluate.eval_texts import eval_texts
+from quantpipe.evaluate.fidelity.figures import DOMAIN, LANGUAGE
+from quantpipe.evaluate.fidelity.record import DIVERGENCE_NAME, write_divergence_json
+from quantpipe.evaluate.fidelity.stored import stored_reference
 from quantpipe.evaluate.items import SuiteResult
+from quantpipe.evaluate.same_prompts import prompt_mismatches
 from quantpipe.evaluate.suite import Suite, compare, load_suite, run_suite
 from quantpipe.formats.artifact import Artifact, verify
-from quantpipe.gate.judge import GateResult, Limit, Measurement, judge
+from quantpipe.gate.judge import EXACT_CONFIDENCE, GateResult, Limit, Measurement, judge
 from quantpipe.gate.record import (
     GATE_NAME,
     REPORT_NAME,
@@ -37,13 +49,13 @@ from quantpipe.gate.record import (
     write_gate_json,
     write_text_atomically,
 )
-from quantpipe.gate.report import BenchRow, ParityRow, ReportSections, ScoreRow, render_markdown
+from quantpipe.gate.report import BenchRow, ParityRow, ReportSections, ScoreRow, figure, render_markdown
 from quantpipe.recipe.schema import DivergenceSection, Recipe
 from quantpipe.report import Reporter
 from quantpipe.sources.base_model import BaseModel
 
 MAX_FAULTS_SHOWN = 5
-EXACT_CONFIDENCE = 0.99  # a count has no sampling error; the gate asks for some confidence below 1
+OF_ALL_WINDOWS = ("mean_kl", "p99_kl", "mean_kl_topk", "p99_kl_topk", "perplexity_ratio", "top1_agreement")
 
 
 @dataclass(frozen=True)
@@ -67,6 +79,13 @@ class Questions:
             found[name].append(window)
         return found
 
+    def slices(self, languages: Mapping[str, str]) -> tuple[dict[str, str], ...]:
+        """The domain of each window, and its language where one is given; none of a window of several domains."""
+        return tuple(
+            {} if name == SEVERAL else {DOMAIN: name} | ({LANGUAGE: languages[name]} if name in languages else {})
+            for name in self.domains
+        )
+
 
 @dataclass(frozen=True)
 class Findings:
@@ -76,6 +95,7 @@ class Findings:
     divergence: tuple[tuple[str, str], ...] = ()
     scores: tuple[ScoreRow, ...] = ()
     bench: tuple[BenchRow, ...] = ()
+    divergence_result: DivergenceResult | None = None
 
 
 def read_questions(recipe: Recipe, tokenizer_folder: Path, write: WriteText | None = None) -> Questions:
@@ -90,7 +110,9 @@ def read_questions(recipe: Recipe, tokenizer_folder: Path, write: WriteText | No
     if divergence is None:
         return Questions(suite, (), _texts(recipe, suite, None))
     if divergence.text is None:
-        return _of_held_out(recipe, suite, _held_out(recipe, divergence, tokenizer_folder, write))
+        questions = _of_held_out(recipe, suite, _held_out(recipe, divergence, tokenizer_folder, write))
+        _check_languages(divergence, questions.domains)
+        return questions
     return windows_of_text(Questions(suite, (), _texts(recipe, suite, divergence.text)), divergence, tokenizer_folder)
 
 
@@ -114,9 +136,16 @@ def windows_of_text(questions: Questions, section: DivergenceSection, tokenizer_
     """``questions`` with windows of the section's text, if it names one. DataError where that is too short."""
     if section.text is None:
         return questions
+    _check_languages(section, [file.stem for file in text_files(section.text)])
     tokenizer = Tokenizer.open(tokenizer_folder)
     cut = named_windows(section.text, tokenizer, section.num_windows, section.window_tokens)
     return replace(questions, windows=[window for _, window in cut], domains=tuple(name for name, _ in cut))
+
+
+def _check_languages(section: DivergenceSection, domains: Sequence[str]) -> None:
+    """DataError for a language of a domain that no window is of."""
+    for name in section.languages.keys() - set(domains):
+        raise DataError(f"evaluate.divergence.languages: no text is of domain '{name}'{suggest(name, domains)}")
 
 
 def _of_held_out(recipe: Recipe, suite: Suite, held_out: HeldOut) -> Questions:
@@ -179,14 +208,16 @@ def judge_candidate(
     candidate = Engine.open(folder, engine_config(recipe))
     for note in dict.fromkeys((*baseline.backend_notes, *candidate.backend_notes)):
         reporter.note(note)
-    findings = _measure(recipe, baseline, candidate, folder, questions, reporter)
-    expected = dict.fromkeys(("mean_kl", "perplexity_ratio", "top1_agreement"), len(questions.windows))
+    findings = _measure(recipe, base, baseline, candidate, folder, questions, reporter)
+    expected = dict.fromkeys(OF_ALL_WINDOWS, len(questions.windows))
     if questions.suite is not None:
         expected["accuracy_loss_points"] = questions.suite.num_items
     limits, measurements, faults = dict(recipe.gate), list(findings.measurements), manifest_faults(artifact)
     if faults is not None:
         limits.setdefault("manifest_mismatches", Limit(max=0.0))
         measurements.append(_counted_faults(artifact, faults))
+    limits.setdefault("prompt_mismatches", Limit(max=0.0))
+    measurements.append(prompt_mismatches(base.folder, folder, _asked_texts(questions, base.folder)))
     result = judge(limits, measurements, expected)
     context = _context(recipe, base, artifact, candidate)
     sections = ReportSections(
@@ -199,22 +230,31 @@ def judge_candidate(
         quantization=quantization,
         commands=commands,
     )
+    if findings.divergence_result is not None:
+        write_divergence_json(output / DIVERGENCE_NAME, findings.divergence_result, context.artifact_digest)
     write_gate_json(output / GATE_NAME, result, context)
     write_text_atomically(output / REPORT_NAME, render_markdown(result, sections))
     return result
 
 
 def _measure(
-    recipe: Recipe, baseline: Engine, candidate: Engine, folder: Path, questions: Questions, reporter: Reporter
+    recipe: Recipe,
+    base: BaseModel,
+    baseline: Engine,
+    candidate: Engine,
+    folder: Path,
+    questions: Questions,
+    reporter: Reporter,
 ) -> Findings:
     measurements: list[Measurement] = []
     facts: tuple[tuple[str, str], ...] = ()
+    divergence: DivergenceResult | None = None
     scores: tuple[ScoreRow, ...] = ()
     bench: tuple[BenchRow, ...] = ()
     tokenizer = Tokenizer.open(folder)
     if questions.windows:
         reporter.stage(f"divergence on {len(questions.windows)} windows of {len(questions.windows[0])} tokens")
-        divergence = measure_divergence(baseline, candidate, questions.windows, progress=reporter.progress)
+        divergence = _divergence(recipe, base, baseline, candidate, questions, reporter)
         measurements += divergence.measurements
         facts = divergence_facts(divergence)
     if questions.suite is not None:
@@ -235,15 +275,54 @@ def _measure(
         timed = run_bench({"baseline": baseline, "candidate": candidate}, recipe.bench, text, reporter.progress)
         measurements += timed.measurements
         bench = timed.summary()
-    return Findings(tuple(measurements), facts, scores, bench)
+    return Findings(tuple(measurements), facts, scores, bench, divergence)
+
+
+def _divergence(
+    recipe: Recipe,
+    base: BaseModel,
+    baseline: Engine,
+    candidate: Engine,
+    questions: Questions,
+    reporter: Reporter,
+) -> DivergenceResult:
+    """Against the base model as it runs, or as it is stored: the recipe says which, so that like meets like."""
+    section = recipe.evaluate.divergence if recipe.evaluate is not None else None
+    slices = questions.slices({} if section is None else section.languages)
+    if section is None or section.reference == "run":
+        return measure_divergence(baseline, candidate, questions.windows, progress=reporter.progress, slices=slices)
+    made_from = [base.digest, asdict(baseline.config), baseline.kv_dtype, library_versions()]
+    reference = stored_reference(baseline, made_from, questions.windows, cache_folder(), reporter)
+    return measure_against(reference, candidate, questions.windows, progress=reporter.progress, slices=slices)
+
+
+def _asked_texts(questions: Questions, tokenizer_folder: Path) -> list[str]:
+    """What the models are asked, as text: the strings of the suite's items, and the windows."""
+    tokenizer = Tokenizer.open(tokenizer_folder)
+    docs = [] if questions.suite is None else [doc for task in questions.suite.tasks for doc in task.docs]
+    fields = [value for doc in docs for value in doc.values() if isinstance(value, str)]
+    return list(dict.fromkeys([*fields, *(tokenizer.decode(window) for window in questions.windows)]))
 
 
 def divergence_facts(divergence: DivergenceResult) -> tuple[tuple[str, str], ...]:
     """What the report says beside the means that the gate looks at."""
-    return (
+    facts = [
         ("perplexity", f"baseline {divergence.base_perplexity:.3f}, candidate {divergence.cand_perplexity:.3f}"),
-        ("KL per token, nats", f"median {divergence.median_kl:.2g}, 99th percentile {divergence.p99_kl:.2g}"),
-    )
+        (
+            "KL per token, nats",
+            f"median {divergence.median_kl:.2g}, 99th percentile {divergence.p99_kl:.2g}, largest "
+            f"{divergence.max_kl:.2g}",
+        ),
+    ]
+    if divergence.top_k is not None:
+        facts.append(("baseline", f"stored, {divergence.top_k} tokens of each position: every KL is a lower bound"))
+    for worst in (each for each in divergence.measurements if each.name.startswith("worst_domain_kl")):
+        facts.append(("worst domain", f"mean KL {figure(worst.value)} nats, {worst.detail}"))
+    if divergence.slope is not None:
+        slope, (low, high) = divergence.slope
+        ends = f"{figure(low)} .. {figure(high)}"
+        facts.append(("KL by position", f"{slope:+.2g} nats for each doubling of the text before it ({ends})"))
+    return tuple(facts)
 
 
 def manifest_faults(artifact: Artifact) -> list[str] | None:

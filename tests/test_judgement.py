@@ -1,9 +1,11 @@
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
+from quantpipe.calibration.held_out.held_out_windows import SEVERAL
 from quantpipe.engine.admission import ADMISSIONS
 from quantpipe.engine.batching import BATCHING_MODES
 from quantpipe.engine.policies import POLICIES
@@ -74,6 +76,21 @@ def test_questions_are_read_before_any_work(tmp_path: Path, tiny_llama: Path) ->
     assert [len(window) for window in questions.windows] == [32] * 4
     files = sorted(path.stem for path in (EVALS / "held_out").glob("*.txt"))
     assert questions.by_domain() == dict(zip(files[:4], [[window] for window in questions.windows], strict=True))
+
+
+def test_windows_have_the_domain_of_their_file_and_the_language_given_to_it(tmp_path: Path, tiny_llama: Path) -> None:
+    text = tmp_path / "text"
+    text.mkdir()
+    for name in ("letters", "mail"):
+        (text / f"{name}.txt").write_text("words enough for a window of these, " * 20)
+    divergence = {"text": text, "num_windows": 2, "window_tokens": 32, "languages": {"letters": "de"}}
+    sections = {"evaluate": {"suite": EVALS, "divergence": divergence}}
+    questions = read_questions(recipe(tmp_path, **sections), tiny_llama)
+    assert questions.slices({"letters": "de"}) == ({"domain": "letters", "language": "de"}, {"domain": "mail"})
+    assert replace(questions, domains=(SEVERAL, "mail")).slices({}) == ({}, {"domain": "mail"})
+    divergence["languages"] = {"lettres": "de"}
+    with pytest.raises(DataError, match=r"languages: no text is of domain 'lettres'; did you mean 'letters'\?"):
+        read_questions(recipe(tmp_path, **sections), tiny_llama)
 
 
 def test_what_sets_are_compared_with_needs_no_windows_of_a_text(tmp_path: Path, tiny_llama: Path) -> None:

@@ -48,6 +48,13 @@ def design_effect(values_N: FloatArray, cluster_of_N: npt.NDArray[np.intp], pull
     return max(1.0, (varying_by_cluster + pull * full_dependence) / (varying + pull))
 
 
+def design_effect_of_counts(hits_K: FloatArray, sizes_K: npt.NDArray[np.int_]) -> float:
+    """``design_effect`` without a pull of items that are 0 or 1, from the number of ones in each cluster."""
+    mean = float(hits_K.sum()) / float(sizes_K.sum())
+    varying = float(sizes_K.sum()) * mean * (1 - mean)
+    return 1.0 if varying <= 0 else max(1.0, float(((hits_K - mean * sizes_K) ** 2).sum()) / varying)
+
+
 def tango_interval(num_lost: float, num_gained: float, num_items: float, critical: float) -> Interval:
     """Score interval for the difference of two paired proportions, (num_lost - num_gained) / num_items.
 

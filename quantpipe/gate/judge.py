@@ -13,9 +13,11 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from quantpipe.errors import EXIT_GATE_FAILED, EXIT_PASS, EXIT_UNSURE, RecipeError
+from quantpipe.gate.slice_names import split_name
 from quantpipe.wording import count_of
 
 MIN_CONFIDENCE = 0.90  # two-sided, i.e. 95 % on the side of the limit
+EXACT_CONFIDENCE = 0.99  # of a count, which has no sampling error; some confidence below 1 is asked for
 MAX_USEFUL_SAMPLES = 10**7  # above this, "how many samples would decide" is no longer advice
 
 
@@ -56,10 +58,29 @@ METRICS: dict[str, Metric] = {
     "mean_kl": Metric(
         "nats", "lower", "mean KL divergence of next-token distributions from the baseline", "windows", 5
     ),
+    "p99_kl": Metric(
+        "nats", "lower", "99th percentile of that divergence over the positions of the text", "windows", 5
+    ),
+    "worst_domain_kl": Metric(
+        "nats", "lower", "`mean_kl` of the domain where it is largest: a limit that each domain must hold", "windows", 5
+    ),
+    "mean_kl_topk": Metric("nats", "lower", "`mean_kl` with `reference: stored`, a lower bound of it", "windows", 5),
+    "p99_kl_topk": Metric("nats", "lower", "`p99_kl` with `reference: stored`, a lower bound of it", "windows", 5),
+    "worst_domain_kl_topk": Metric(
+        "nats", "lower", "`worst_domain_kl` with `reference: stored`, a lower bound of it", "windows", 5
+    ),
     "top1_agreement": Metric("fraction", "higher", "positions where both rank the same token first", "windows", 5),
     "accuracy_loss_points": Metric("points", "lower", "points lost on the same items (100 x fraction)", "items", 20),
     "manifest_mismatches": Metric(
         "count", "lower", "tensors and files that differ from the artifact's manifest; always checked", "tensors", 1
+    ),
+    "prompt_mismatches": Metric(
+        "count",
+        "lower",
+        "texts and conversations that the artifact's tokenizer and chat template make other tokens of than the base "
+        "model's; always checked",
+        "texts",
+        1,
     ),
     "ttft_ratio": Metric("ratio", "lower", "time to first token, candidate / baseline", "repeats", 1, True),
     "tpot_ratio": Metric("ratio", "lower", "time per output token, candidate / baseline", "repeats", 1, True),
@@ -69,6 +90,9 @@ METRICS: dict[str, Metric] = {
 }
 
 
+SLICED_SAMPLES = ("windows", "items")
+
+
 def concurrency_of(name: str) -> int | None:
     """The c of a ``<metric>_c<c>`` name; None for a name without it."""
     match = re.fullmatch(r".+_c([1-9][0-9]*)", name)
@@ -76,7 +100,12 @@ def concurrency_of(name: str) -> int | None:
 
 
 def metric_of(name: str) -> Metric | None:
-    """The metric a name stands for (``ttft_ratio_c8`` is ``ttft_ratio`` at concurrency 8); None if it is unknown."""
+    """The metric a name stands for (``ttft_ratio_c8`` is ``ttft_ratio`` at concurrency 8, ``mean_kl[domain=legal]`` is
+    ``mean_kl`` on that domain); None if it is unknown."""
+    plain, fields = split_name(name) or ("", {})
+    if fields:
+        metric = METRICS.get(plain)
+        return metric if metric is not None and metric.samples in SLICED_SAMPLES else None
     concurrency = concurrency_of(name)
     metric = METRICS.get(name if concurrency is None else name.removesuffix(f"_c{concurrency}"))
     return metric if metric is not None and metric.per_concurrency == (concurrency is not None) else None

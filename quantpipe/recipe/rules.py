@@ -10,6 +10,7 @@ from typing import Any
 
 from quantpipe.errors import RecipeError, suggest
 from quantpipe.gate.judge import METRICS, Metric, concurrency_of, known_metric_names, metric_of
+from quantpipe.gate.slice_names import TOP_K_SUFFIX
 from quantpipe.recipe.document import KeyPath, Problem, render_path, value_at
 from quantpipe.recipe.model_source import FolderSource, GgufSource, HubSource, PypiSource, absolute, parse_source
 from quantpipe.recipe.quantize_rules import find_quantize_conflicts
@@ -175,6 +176,15 @@ def _missing_for(name: str, metric: Metric, data: Mapping[str, Any]) -> tuple[st
     elif metric.samples == "windows":
         if value_at(data, ("evaluate", "divergence")) is None:
             return "measured on held-out text; add evaluate.divergence", ("evaluate", "divergence")
+        is_stored = value_at(data, ("evaluate", "divergence", "reference")) == "stored"
+        plain = name.partition("[")[0]
+        if is_stored and plain + TOP_K_SUFFIX in METRICS:
+            text = f"reference: stored gives a lower bound of it; limit {plain}{TOP_K_SUFFIX}, or set reference: run"
+            return text, ("evaluate", "divergence", "reference")
+        if plain.endswith(TOP_K_SUFFIX) and not is_stored:
+            exact = plain.removesuffix(TOP_K_SUFFIX)
+            text = f"measured with evaluate.divergence.reference: stored; set that, or limit {exact}"
+            return text, ("evaluate", "divergence", "reference")
         num_windows = value_at(data, ("evaluate", "divergence", "num_windows"))
         if isinstance(num_windows, int) and num_windows < metric.min_samples:
             text = f"judged on {metric.min_samples} windows or more; raise evaluate.divergence.num_windows"

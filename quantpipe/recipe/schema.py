@@ -213,7 +213,13 @@ class DivergenceSection(Section):
     num_windows: Annotated[int, Field(ge=2)] = 16
     """How many windows are cut from the text."""
     window_tokens: Annotated[int, Field(ge=2)] = 256
-    """Tokens in each window."""
+    """Tokens in each window, up to the model's context; memory does not grow with them."""
+    languages: dict[str, str] = Field(default_factory=dict)
+    """The language of each domain, such as `{letters: de}`. Domains are the names of the text's files, without `.txt`,
+    or those of the held-out rows; each is measured apart, and so is each language."""
+    reference: Literal["run", "stored"] = "run"
+    """`run` runs the base model beside the candidate. `stored` runs it once, and keeps the likeliest tokens of each
+    position in the cache; KL is then a lower bound, measured as `mean_kl_topk`."""
 
     @model_validator(mode="after")
     def _one_text(self) -> "DivergenceSection":

@@ -29,6 +29,7 @@ def test_a_good_candidate_is_released_with_everything_on_record(finished: Path) 
         "mean_kl",
         "accuracy_loss_points",
         "manifest_mismatches",
+        "prompt_mismatches",
     }
     assert {m.name for m in result.informational} >= {"top1_agreement", "tpot_ratio_c1", "output_tok_s_ratio_c1"}
     assert context.engine["kv_dtype"] == "int8_per_token_head"
@@ -87,7 +88,8 @@ def test_the_base_against_itself_passes_and_is_identical(make_project: Callable[
     assert cli.run(["gate", str(folder / "recipe.yaml"), "--artifact", str(tiny_llama), "--quiet"]) == 0
     result, _ = read_gate_json(folder / "run" / "gate-tiny_llama" / "gate.json")
     values = {check.metric: check.measurement.value for check in result.checks if check.measurement}
-    assert values == {"perplexity_ratio": 1.0, "mean_kl": 0.0, "accuracy_loss_points": 0.0}
+    expected = {"perplexity_ratio": 1.0, "mean_kl": 0.0, "accuracy_loss_points": 0.0, "prompt_mismatches": 0.0}
+    assert values == expected
 
 
 def damage(artifact: Path, folder: Path) -> Path:

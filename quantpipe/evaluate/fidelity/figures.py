@@ -1,0 +1,115 @@
+"""The gate's measurements of windows that two models have read: of all of them, and of each slice.
+
+Knows positions and what they are called, neither models nor text.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from quantpipe.evaluate.fidelity.quantile import quantile_interval
+from quantpipe.evaluate.window_logits import Positions
+from quantpipe.evaluate.window_rows import WindowRow, measure_windows
+from quantpipe.gate.judge import METRICS, Measurement
+from quantpipe.gate.slice_names import TOP_K_SUFFIX, sliced_name
+
+DOMAIN, LANGUAGE = "domain", "language"
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A window's positions, and the fields it can be sliced by, such as its domain."""
+
+    positions: Positions
+    fields: Mapping[str, str]
+
+
+def window_row(positions: Positions) -> WindowRow:
+    """The means of a window."""
+    return WindowRow(
+        base_nll=float(positions.base_nll_T.mean()),
+        cand_nll=float(positions.cand_nll_T.mean()),
+        mean_kl=float(positions.kl_T.mean()),
+        max_kl=float(positions.kl_T.max()),
+        top1_agreement=float(positions.agrees_T.mean()),
+        num_positions=len(positions.kl_T),
+    )
+
+
+def figures(
+    compared: Sequence[Compared], fields: Mapping[str, str], confidence: float, top_k: int | None
+) -> tuple[Measurement, ...]:
+    """Mean and 99th percentile of KL, perplexity ratio and top-1 agreement of these windows, named after ``fields``.
+
+    One window has no interval.
+    """
+    found = (
+        *measure_windows([window_row(each.positions) for each in compared], confidence),
+        _p99(compared, confidence),
+    )
+    if len(compared) < 2:
+        found = tuple(replace(each, low=-math.inf, high=math.inf, detail="one window: no interval") for each in found)
+    return tuple(_named(each, fields, top_k) for each in found)
+
+
+def sliced_figures(compared: Sequence[Compared], confidence: float, top_k: int | None) -> tuple[Measurement, ...]:
+    """``figures`` of each value of each field, in order of name, and the KL of the worst domain where there are any."""
+    slices = sorted({item for each in compared for item in each.fields.items()})
+    found = {
+        (key, value): figures([c for c in compared if c.fields.get(key) == value], {key: value}, confidence, top_k)
+        for key, value in slices
+    }
+    mean_kl_of = {
+        value: next(m for m in of_slice if m.name.startswith("mean_kl"))
+        for (key, value), of_slice in found.items()
+        if key == DOMAIN
+    }
+    worst = (_worst(mean_kl_of, top_k),) if mean_kl_of else ()
+    return (*(each for of_slice in found.values() for each in of_slice), *worst)
+
+
+def _worst(mean_kl_of: Mapping[str, Measurement], top_k: int | None) -> Measurement:
+    """The largest mean KL of any domain; a limit holds if it holds in each, so that choosing needs no correction."""
+    worst = max(mean_kl_of, key=lambda name: mean_kl_of[name].value)
+    each = mean_kl_of.values()
+    return _named(
+        Measurement(
+            name="worst_domain_kl",
+            value=mean_kl_of[worst].value,
+            low=max(m.low for m in each),
+            high=max(m.high for m in each),
+            confidence=mean_kl_of[worst].confidence,
+            num_samples=min(m.num_samples for m in each),
+            unit="nats",
+            detail=f"'{worst}', of {len(mean_kl_of)} domains; the largest ends of their intervals; n is the windows of "
+            "the domain that has fewest",
+        ),
+        {},
+        top_k,
+    )
+
+
+def _p99(compared: Sequence[Compared], confidence: float) -> Measurement:
+    kl_N = np.concatenate([each.positions.kl_T for each in compared])
+    window_of_N = np.repeat(np.arange(len(compared)), [len(each.positions.kl_T) for each in compared])
+    low, high = (0.0, 0.0) if len(compared) < 2 else quantile_interval(kl_N, window_of_N, 0.99, confidence)
+    return Measurement(
+        name="p99_kl",
+        value=float(np.quantile(kl_N, 0.99)),
+        low=low,
+        high=high,
+        confidence=confidence,
+        num_samples=len(compared),
+        unit="nats",
+        detail=f"{len(kl_N):,} positions; order statistics, windows as clusters",
+    )
+
+
+def _named(measurement: Measurement, fields: Mapping[str, str], top_k: int | None) -> Measurement:
+    """Under the name of its slice, and of what it was measured against."""
+    name, detail = measurement.name, measurement.detail
+    if top_k is not None and name + TOP_K_SUFFIX in METRICS:
+        name, detail = name + TOP_K_SUFFIX, f"{detail}; stored baseline, {top_k} tokens of each position: a lower bound"
+    return replace(measurement, name=sliced_name(name, fields), detail=detail)
