@@ -21,7 +21,13 @@ from quantpipe.cache import cache_folder
 from quantpipe.cli_bench import bench
 from quantpipe.cli_calibrate import calibrate
 from quantpipe.cli_front import front_arguments, serve_key
-from quantpipe.cli_options import open_reporter, read_recipe, read_settings, recipe_arguments
+from quantpipe.cli_options import (
+    open_reporter,
+    optional_recipe_arguments,
+    read_recipe,
+    read_settings,
+    recipe_arguments,
+)
 from quantpipe.cli_traceback import one_line, traceback_text
 from quantpipe.disk import disk_refusal
 from quantpipe.doctor.command import doctor
@@ -131,15 +137,27 @@ def quantize_command(recipe: Path, overrides: Sequence[str], quiet: bool) -> Non
 
 
 @commands.command()
-@recipe_arguments
+@optional_recipe_arguments
+@click.option("--artifact", type=click.Path(path_type=Path), help="Model folder to judge, quantized or ordinary.")
 @click.option(
-    "--artifact", required=True, type=click.Path(path_type=Path), help="Model folder to judge, quantized or ordinary."
+    "--self-test",
+    "is_self_test",
+    is_flag=True,
+    help="Judge damaged copies, which must fail: of RECIPE's artifact, or of small ones made on the spot.",
 )
 @click.option("--quiet", is_flag=True, help="Print the verdict only.")
-def gate(recipe: Path, overrides: Sequence[str], artifact: Path, quiet: bool) -> int:
+def gate(recipe: Path | None, overrides: Sequence[str], artifact: Path | None, is_self_test: bool, quiet: bool) -> int:
     """Judge a model folder that exists already by RECIPE; write the verdict to gate-<folder> under its output."""
-    loaded = read_recipe(recipe, overrides)
+    if recipe is None and not (is_self_test and artifact is None and not overrides):
+        raise click.UsageError("Missing argument 'RECIPE'")
+    loaded = None if recipe is None else read_recipe(recipe, overrides)
     reporter = open_reporter(quiet)
+    if is_self_test:
+        from quantpipe.controls.command import self_test
+
+        return self_test(loaded, artifact, cache_folder(), reporter)
+    if loaded is None or recipe is None or artifact is None:
+        raise click.UsageError("Missing option '--artifact'")
     from quantpipe.pipeline import gate_artifact, gate_folder
 
     result = gate_artifact(loaded, recipe, artifact, cache_folder(), reporter)

@@ -15,7 +15,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("backends",),
     ("quantize", "engine"),
     ("evaluate", "bench", "guided", "serve", "doctor"),
-    ("calibrate", "candidate", "completion", "judgement", "llm", "pipeline"),
+    ("calibrate", "candidate", "completion", "controls", "judgement", "llm", "pipeline"),
     ("cli", "cli_bench", "cli_calibrate", "cli_front", "cli_options", "cli_traceback"),
 )
 ROW_OF = {name: row for row, names in enumerate(ROWS) for name in names}
