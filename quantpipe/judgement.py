@@ -3,6 +3,7 @@
 The quantizer's model in memory is not reachable from here: what is judged is what will serve.
 """
 
+import fnmatch
 import hashlib
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -30,7 +31,7 @@ from quantpipe.evaluate.divergence import (
     text_files,
 )
 from quantpipe.evaluate.eval_texts import eval_texts
-from quantpipe.evaluate.fidelity.figures import DOMAIN, LANGUAGE
+from quantpipe.evaluate.fidelity.figures import DOMAIN
 from quantpipe.evaluate.fidelity.record import DIVERGENCE_NAME, write_divergence_json
 from quantpipe.evaluate.fidelity.stored import stored_reference
 from quantpipe.evaluate.items import SuiteResult
@@ -79,12 +80,13 @@ class Questions:
             found[name].append(window)
         return found
 
-    def slices(self, languages: Mapping[str, str]) -> tuple[dict[str, str], ...]:
-        """The domain of each window, and its language where one is given; none of a window of several domains."""
-        return tuple(
-            {} if name == SEVERAL else {DOMAIN: name} | ({LANGUAGE: languages[name]} if name in languages else {})
-            for name in self.domains
-        )
+    def slices(self, patterns: Mapping[str, Mapping[str, str]]) -> tuple[dict[str, str], ...]:
+        """The fields of each window: its domain, and what ``patterns`` say of that; none of several domains'."""
+        fields = {name: {DOMAIN: name} for name in self.domains if name != SEVERAL}
+        for pattern, given in patterns.items():
+            for name in fnmatch.filter(fields, pattern):
+                fields[name] |= given
+        return tuple(fields.get(name, {}) for name in self.domains)
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ def read_questions(recipe: Recipe, tokenizer_folder: Path, write: WriteText | No
         return Questions(suite, (), _texts(recipe, suite, None))
     if divergence.text is None:
         questions = _of_held_out(recipe, suite, _held_out(recipe, divergence, tokenizer_folder, write))
-        _check_languages(divergence, questions.domains)
+        _check_slices(divergence, questions.domains)
         return questions
     return windows_of_text(Questions(suite, (), _texts(recipe, suite, divergence.text)), divergence, tokenizer_folder)
 
@@ -136,16 +138,17 @@ def windows_of_text(questions: Questions, section: DivergenceSection, tokenizer_
     """``questions`` with windows of the section's text, if it names one. DataError where that is too short."""
     if section.text is None:
         return questions
-    _check_languages(section, [file.stem for file in text_files(section.text)])
+    _check_slices(section, [file.stem for file in text_files(section.text)])
     tokenizer = Tokenizer.open(tokenizer_folder)
     cut = named_windows(section.text, tokenizer, section.num_windows, section.window_tokens)
     return replace(questions, windows=[window for _, window in cut], domains=tuple(name for name, _ in cut))
 
 
-def _check_languages(section: DivergenceSection, domains: Sequence[str]) -> None:
-    """DataError for a language of a domain that no window is of."""
-    for name in section.languages.keys() - set(domains):
-        raise DataError(f"evaluate.divergence.languages: no text is of domain '{name}'{suggest(name, domains)}")
+def _check_slices(section: DivergenceSection, names: Sequence[str]) -> None:
+    """DataError for a pattern that no text's name fits."""
+    for pattern in section.slices:
+        if not fnmatch.filter(names, pattern):
+            raise DataError(f"evaluate.divergence.slices: no text is called '{pattern}'{suggest(pattern, set(names))}")
 
 
 def _of_held_out(recipe: Recipe, suite: Suite, held_out: HeldOut) -> Questions:
@@ -288,7 +291,7 @@ def _divergence(
 ) -> DivergenceResult:
     """Against the base model as it runs, or as it is stored: the recipe says which, so that like meets like."""
     section = recipe.evaluate.divergence if recipe.evaluate is not None else None
-    slices = questions.slices({} if section is None else section.languages)
+    slices = questions.slices({} if section is None else section.slices)
     if section is None or section.reference == "run":
         return measure_divergence(baseline, candidate, questions.windows, progress=reporter.progress, slices=slices)
     made_from = [base.digest, asdict(baseline.config), baseline.kv_dtype, library_versions()]

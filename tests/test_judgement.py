@@ -78,18 +78,28 @@ def test_questions_are_read_before_any_work(tmp_path: Path, tiny_llama: Path) ->
     assert questions.by_domain() == dict(zip(files[:4], [[window] for window in questions.windows], strict=True))
 
 
-def test_windows_have_the_domain_of_their_file_and_the_language_given_to_it(tmp_path: Path, tiny_llama: Path) -> None:
+def test_windows_have_the_domain_of_their_file_and_the_fields_given_to_it(tmp_path: Path, tiny_llama: Path) -> None:
     text = tmp_path / "text"
     text.mkdir()
-    for name in ("letters", "mail"):
+    for name in ("letters_a", "letters_b", "mail"):
         (text / f"{name}.txt").write_text("words enough for a window of these, " * 20)
-    divergence = {"text": text, "num_windows": 2, "window_tokens": 32, "languages": {"letters": "de"}}
+    patterns = {"letters_*": {"domain": "letters", "language": "de"}, "*_b": {"language": "fr"}}
+    divergence = {"text": text, "num_windows": 3, "window_tokens": 32, "slices": patterns}
     sections = {"evaluate": {"suite": EVALS, "divergence": divergence}}
     questions = read_questions(recipe(tmp_path, **sections), tiny_llama)
-    assert questions.slices({"letters": "de"}) == ({"domain": "letters", "language": "de"}, {"domain": "mail"})
-    assert replace(questions, domains=(SEVERAL, "mail")).slices({}) == ({}, {"domain": "mail"})
-    divergence["languages"] = {"lettres": "de"}
-    with pytest.raises(DataError, match=r"languages: no text is of domain 'lettres'; did you mean 'letters'\?"):
+    assert questions.domains == ("letters_a", "letters_b", "mail")
+    assert questions.slices(patterns) == (
+        {"domain": "letters", "language": "de"},
+        {"domain": "letters", "language": "fr"},
+        {"domain": "mail"},
+    )
+    assert replace(questions, domains=(SEVERAL, "mail", "mail")).slices({}) == (
+        {},
+        {"domain": "mail"},
+        {"domain": "mail"},
+    )
+    divergence["slices"] = {"mall": {"language": "de"}}
+    with pytest.raises(DataError, match=r"slices: no text is called 'mall'; did you mean 'mail'\?"):
         read_questions(recipe(tmp_path, **sections), tiny_llama)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 TOP_K_SUFFIX = "_topk"
 _PLAIN = re.compile(r"[\w.:/+-]+(?: [\w.:/+-]+)*")
-_FIELD = re.compile(r'(?P<key>[\w-]+)=(?P<value>"(?:[^"\\]|\\.)*"|[\w.:/+-]+(?: [\w.:/+-]+)*)')
+_FIELD = re.compile(r'(?P<key>[\w.-]+)=(?P<value>"(?:[^"\\]|\\.)*"|[\w.:/+-]+(?: [\w.:/+-]+)*)')
 
 
 def sliced_name(metric: str, fields: Mapping[str, str]) -> str:

@@ -19,7 +19,7 @@ def recipe(tiny_base: Path, tmp_path: Path) -> Path:
     half = len(corpus()) // 2
     (tmp_path / "text" / "first.txt").write_text(corpus()[:half])
     (tmp_path / "text" / "second.txt").write_text(corpus()[half:])
-    divergence = {"text": "text", "num_windows": 12, "window_tokens": 64, "languages": {"first": "en"}}
+    divergence = {"text": "text", "num_windows": 12, "window_tokens": 64, "slices": {"f*": {"language": "en"}}}
     content = {
         "version": 1,
         "name": "controls",

@@ -273,6 +273,11 @@ MISTAKES = {
         "r.yaml:14:3: gate.mean_kl: reference: stored gives a lower bound of it; limit mean_kl_topk, or set reference: "
         "run",
     ),
+    "slice by a field that is no name": (
+        "    text: text.txt",
+        "    text: text.txt\n    slices: {a: {a b: c}}",
+        "r.yaml:11:23: evaluate.divergence.slices.a.a b: found 'a b' (text); allowed: letters, digits, '.', '_'",
+    ),
     "lower bound without a stored baseline": (
         "  mean_kl: {max: 0.05}",
         "  mean_kl_topk: {max: 0.05}",

@@ -15,7 +15,7 @@ from quantpipe.evaluate.window_rows import WindowRow, measure_windows
 from quantpipe.gate.judge import METRICS, Measurement
 from quantpipe.gate.slice_names import TOP_K_SUFFIX, sliced_name
 
-DOMAIN, LANGUAGE = "domain", "language"
+DOMAIN = "domain"
 
 
 @dataclass(frozen=True)
