@@ -3,9 +3,9 @@
     python bench/fidelity.py --base BASE --model ARTIFACT --text TEXT --num-windows 16 --window-tokens 256 --threads 1
 
 `run` runs both models side by side; `store K` runs the baseline and keeps K tokens of each position; `stored K`
-compares the candidate with that. Seconds are of processor time per 10,000 tokens; peak is the resident memory of the process beyond what
-it held before; bytes are those stored per token. Mean and 99th percentile of KL are in nats, and `of exact` is the mean
-next to that of `run`.
+compares the candidate with that. Seconds are of processor time per 10,000 tokens; peak is the resident memory of the
+process beyond what it held before; bytes are those stored per token. Mean and 99th percentile of KL are in nats, and
+`of exact` is the mean next to that of `run`.
 """
 
 import argparse

@@ -321,10 +321,12 @@ def divergence_facts(divergence: DivergenceResult) -> tuple[tuple[str, str], ...
         facts.append(("baseline", f"stored, {divergence.top_k} tokens of each position: every KL is a lower bound"))
     for worst in (each for each in divergence.measurements if each.name.startswith("worst_domain_kl")):
         facts.append(("worst domain", f"mean KL {figure(worst.value)} nats, {worst.detail}"))
+    by_position = (f"{row.first}-{row.last}: {figure(row.mean_kl)}" for row in divergence.positions)
+    facts.append(("mean KL by tokens before", ", ".join(by_position)))
     if divergence.slope is not None:
         slope, (low, high) = divergence.slope
         ends = f"{figure(low)} .. {figure(high)}"
-        facts.append(("KL by position", f"{slope:+.2g} nats for each doubling of the text before it ({ends})"))
+        facts.append(("KL by length of text", f"{slope:+.2g} nats for each doubling of the text before ({ends})"))
     return tuple(facts)
 
 

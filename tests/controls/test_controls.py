@@ -10,6 +10,7 @@ from quantpipe.controls.damaged_copy import write_damaged
 from quantpipe.controls.tiny_model import KINDS
 from quantpipe.errors import ArtifactError
 from quantpipe.formats.artifact import Artifact, verify
+from quantpipe.gate.judge import METRICS
 
 NOT_THERE = {
     "zero points off by one": "no zero points: symmetric",
@@ -40,6 +41,15 @@ def test_a_control_changes_something_that_is_stored_or_says_why_there_is_nothing
     assert verify(artifact.folder) == []
     untouched = artifact.stored.keys() - damage.tensors.keys()
     assert all(torch.equal(damaged.tensor(name), artifact.tensor(name)) for name in untouched)
+
+
+def test_the_documentation_lists_every_control_and_figure() -> None:
+    documented = (Path(__file__).parents[2] / "docs" / "fidelity.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1].strip() for line in documented.splitlines() if line.startswith("| ")]
+    assert [row for row in rows if row in CONTROLS] == list(CONTROLS)
+    exact = {name for name, metric in METRICS.items() if metric.samples == "windows" and not name.endswith("_topk")}
+    assert {row.strip("`") for row in rows} >= exact
+    assert all(f"`{name}`" in documented for name in METRICS if name.endswith("_topk"))
 
 
 def test_what_a_kind_has_is_damaged(tiny_artifacts: dict[str, Path]) -> None:
