@@ -16,7 +16,7 @@ from quantpipe.controls.zero_points import zero_points_off_by_one
 CONTROLS: dict[str, Control] = {
     "scales permuted in one layer": scales_permuted,
     "zero points off by one": zero_points_off_by_one,
-    "weight codes of one layer off by one": codes_off_by_one,
+    "weight codes off by one": codes_off_by_one,
     "KV scales of 1.0": kv_scales_of_one,
     "one layer's weights are another's": weights_of_another_layer,
     "wrong chat template": wrong_chat_template,

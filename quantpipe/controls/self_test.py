@@ -73,7 +73,8 @@ def itself_row(judge: Judge, base: Path) -> ControlRow:
 def _sound(name: str, judge: Judge, folder: Path) -> ControlRow:
     result = judge(folder)
     if result.verdict is Verdict.PASS:
-        return ControlRow(name, AS_IT_IS, result.verdict, "what is not damaged passes", is_well=True)
+        shown = "; ".join(_shown(check) for check in result.checks)
+        return ControlRow(name, AS_IT_IS, result.verdict, shown, is_well=True)
     detail = (
         f"the controls show nothing on an artifact that does not pass: {_why(result, Verdict.FAIL, Verdict.UNSURE)}"
     )

@@ -13,7 +13,7 @@ import numpy as np
 
 from quantpipe.errors import DataError
 from quantpipe.evaluate.fidelity.by_position import PositionRow, position_rows, slope_per_doubling
-from quantpipe.evaluate.fidelity.figures import Compared, figures, sliced_figures, window_row
+from quantpipe.evaluate.fidelity.figures import Compared, SliceRow, figures, slice_rows, sliced_figures, window_row
 from quantpipe.evaluate.fidelity.reference import Reference, compare_with_reference
 from quantpipe.evaluate.intervals import DEFAULT_CONFIDENCE, Interval
 from quantpipe.evaluate.served import ServedModel, TextCodec
@@ -27,7 +27,7 @@ from quantpipe.report import Progress, no_progress
 class DivergenceResult:
     """The gate's measurements, and what else is worth showing. ``windows`` is in the order of the windows given.
 
-    ``measurements`` are of all text, then of each slice, the worst domain last. ``top_k`` says that the KL is against a
+    ``measurements`` are of all text, then of each slice, the worst domain last; ``fields`` are those of each window. ``top_k`` says that the KL is against a
     stored baseline, with so many tokens of each position, and so a lower bound; None where both models were run.
     ``slope`` is the change of KL, in nats, for each doubling of the text before a position; None in short windows.
     """
@@ -39,7 +39,8 @@ class DivergenceResult:
     median_kl: float
     p99_kl: float
     max_kl: float = 0.0
-    slices: tuple[Mapping[str, str], ...] = ()
+    fields: tuple[Mapping[str, str], ...] = ()
+    slices: tuple[SliceRow, ...] = ()
     positions: tuple[PositionRow, ...] = ()
     slope: tuple[float, Interval] | None = None
     top_k: int | None = None
@@ -129,7 +130,8 @@ def _summarise(compared: Sequence[Compared], confidence: float, top_k: int | Non
         median_kl=float(np.median(kl_WT)),
         p99_kl=float(np.quantile(kl_WT, 0.99)),
         max_kl=float(kl_WT.max()),
-        slices=tuple(each.fields for each in compared),
+        fields=tuple(each.fields for each in compared),
+        slices=slice_rows(compared),
         positions=position_rows(kl_WT, confidence),
         slope=slope_per_doubling(kl_WT, confidence),
         top_k=top_k,

@@ -26,6 +26,26 @@ class Compared:
     fields: Mapping[str, str]
 
 
+@dataclass(frozen=True)
+class SliceRow:
+    """KL, in nats, of the windows where a field has a value; what the gate's measurements do not say."""
+
+    field: str
+    value: str
+    num_windows: int
+    median_kl: float
+    max_kl: float
+
+
+def slice_rows(compared: Sequence[Compared]) -> tuple[SliceRow, ...]:
+    """Of each value of each field, in order of name."""
+    rows = []
+    for field, value in sorted({item for each in compared for item in each.fields.items()}):
+        kl_WT = [each.positions.kl_T for each in compared if each.fields.get(field) == value]
+        rows.append(SliceRow(field, value, len(kl_WT), float(np.median(kl_WT)), float(np.max(kl_WT))))
+    return tuple(rows)
+
+
 def window_row(positions: Positions) -> WindowRow:
     """The means of a window."""
     return WindowRow(

@@ -26,10 +26,11 @@ def write_divergence_json(path: Path, result: "DivergenceResult", artifact_diges
         "cand_perplexity": result.cand_perplexity,
         "kl": {"median": result.median_kl, "p99": result.p99_kl, "max": result.max_kl},
         "measurements": [_finite(asdict(each)) for each in result.measurements],
+        "slices": [asdict(each) for each in result.slices],
         "positions": [asdict(each) for each in result.positions],
         "slope_per_doubling": None if result.slope is None else {"value": result.slope[0], "interval": result.slope[1]},
         "windows": [
-            {"fields": dict(fields), **asdict(row)} for fields, row in zip(result.slices, result.windows, strict=True)
+            {"fields": dict(fields), **asdict(row)} for fields, row in zip(result.fields, result.windows, strict=True)
         ],
     }
     write_text_atomically(path, json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n")

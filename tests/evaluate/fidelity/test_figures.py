@@ -39,6 +39,15 @@ def test_each_slice_has_the_figures_of_its_own_windows(result: DivergenceResult)
     assert named(result, "mean_kl[language=de]").value == pytest.approx(law.value / 2)
 
 
+def test_slices_also_have_a_median_and_a_largest_kl(result: DivergenceResult) -> None:
+    rows = {(row.field, row.value): row for row in result.slices}
+    assert list(rows) == [("domain", "chat"), ("domain", "law"), ("domain", "notes"), ("language", "de")]
+    law = rows["domain", "law"]
+    assert law.max_kl == max(row.max_kl for row in result.windows[:5])
+    assert 0 < law.median_kl < law.max_kl
+    assert (rows["domain", "chat"].max_kl, rows["domain", "notes"].num_windows) == (0.0, 1)
+
+
 def test_the_gate_knows_every_name_and_accepts_slices_of_enough_windows(result: DivergenceResult) -> None:
     for each in result.measurements:
         assert is_known_metric(each.name), each.name

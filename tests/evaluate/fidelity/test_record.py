@@ -17,6 +17,8 @@ def test_the_record_says_what_was_measured_against_what(tmp_path: Path) -> None:
     record = json.loads(path.read_text())
     assert (record["baseline"], record["top_k"], record["artifact_digest"]) == ("run", None, "digest")
     assert [window["fields"] for window in record["windows"]] == SLICES
+    slices = [(each["value"], each["num_windows"]) for each in record["slices"]]
+    assert slices == [("chat", 1), ("law", 2)]
     alone = next(each for each in record["measurements"] if each["name"] == "mean_kl[domain=chat]")
     assert (alone["low"], alone["high"]) == (None, None)
     write_divergence_json(path, measure_against(make_reference(base, WINDOWS, 8), cand, WINDOWS), "digest")
