@@ -27,9 +27,10 @@ from quantpipe.report import Progress, no_progress
 class DivergenceResult:
     """The gate's measurements, and what else is worth showing. ``windows`` is in the order of the windows given.
 
-    ``measurements`` are of all text, then of each slice, the worst domain last; ``fields`` are those of each window. ``top_k`` says that the KL is against a
-    stored baseline, with so many tokens of each position, and so a lower bound; None where both models were run.
-    ``slope`` is the change of KL, in nats, for each doubling of the text before a position; None in short windows.
+    ``measurements`` are of all text, then of each slice, the worst domain last; ``fields`` are those of each window.
+    ``top_k`` says that the KL is against a stored baseline, with so many tokens of each position, and so a lower bound;
+    None where both models were run. ``slope`` is the change of KL, in nats, for each doubling of the text before a
+    position; None in short windows.
     """
 
     measurements: tuple[Measurement, ...]
