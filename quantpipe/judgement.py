@@ -31,6 +31,7 @@ from quantpipe.evaluate.divergence import (
     text_files,
 )
 from quantpipe.evaluate.eval_texts import eval_texts
+from quantpipe.evaluate.fidelity.facts import divergence_facts
 from quantpipe.evaluate.fidelity.figures import DOMAIN
 from quantpipe.evaluate.fidelity.record import DIVERGENCE_NAME, write_divergence_json
 from quantpipe.evaluate.fidelity.stored import stored_reference
@@ -50,7 +51,7 @@ from quantpipe.gate.record import (
     write_gate_json,
     write_text_atomically,
 )
-from quantpipe.gate.report import BenchRow, ParityRow, ReportSections, ScoreRow, figure, render_markdown
+from quantpipe.gate.report import BenchRow, ParityRow, ReportSections, ScoreRow, render_markdown
 from quantpipe.recipe.schema import DivergenceSection, Recipe
 from quantpipe.report import Reporter
 from quantpipe.sources.base_model import BaseModel
@@ -305,29 +306,6 @@ def _asked_texts(questions: Questions, tokenizer_folder: Path) -> list[str]:
     docs = [] if questions.suite is None else [doc for task in questions.suite.tasks for doc in task.docs]
     fields = [value for doc in docs for value in doc.values() if isinstance(value, str)]
     return list(dict.fromkeys([*fields, *(tokenizer.decode(window) for window in questions.windows)]))
-
-
-def divergence_facts(divergence: DivergenceResult) -> tuple[tuple[str, str], ...]:
-    """What the report says beside the means that the gate looks at."""
-    facts = [
-        ("perplexity", f"baseline {divergence.base_perplexity:.3f}, candidate {divergence.cand_perplexity:.3f}"),
-        (
-            "KL per token, nats",
-            f"median {divergence.median_kl:.2g}, 99th percentile {divergence.p99_kl:.2g}, largest "
-            f"{divergence.max_kl:.2g}",
-        ),
-    ]
-    if divergence.top_k is not None:
-        facts.append(("baseline", f"stored, {divergence.top_k} tokens of each position: every KL is a lower bound"))
-    for worst in (each for each in divergence.measurements if each.name.startswith("worst_domain_kl")):
-        facts.append(("worst domain", f"mean KL {figure(worst.value)} nats, {worst.detail}"))
-    by_position = (f"{row.first}-{row.last}: {figure(row.mean_kl)}" for row in divergence.positions)
-    facts.append(("mean KL by tokens before", ", ".join(by_position)))
-    if divergence.slope is not None:
-        slope, (low, high) = divergence.slope
-        ends = f"{figure(low)} .. {figure(high)}"
-        facts.append(("KL by length of text", f"{slope:+.2g} nats for each doubling of the text before ({ends})"))
-    return tuple(facts)
 
 
 def manifest_faults(artifact: Artifact) -> list[str] | None:
