@@ -31,7 +31,7 @@ def test_a_recipe_without_quantization_or_evals_still_gives_a_verdict(
     tiny_llama: Path, tmp_path: Path, quiet: Reporter
 ) -> None:
     result = run_recipe(recipe(tiny_llama, tmp_path / "run"), Path("timed.yaml"), tmp_path / "cache", quiet)
-    assert [check.metric for check in result.checks] == ["tpot_ratio_c2", "manifest_mismatches"]
+    assert [check.metric for check in result.checks] == ["tpot_ratio_c2", "manifest_mismatches", "prompt_mismatches"]
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert names == {"artifact", "gate.json", "items.jsonl", "measurements.json", "parity.json", "report.md"}
     assert "quantpipe run timed.yaml" in (tmp_path / "run" / "report.md").read_text()

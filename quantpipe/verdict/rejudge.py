@@ -24,7 +24,7 @@ from quantpipe.gate.record import (
 )
 from quantpipe.gate.report import render_markdown
 from quantpipe.recipe.schema import Recipe
-from quantpipe.verdict.results import Results, judge_results
+from quantpipe.verdict.results import Results, judge_results, limit_path
 from quantpipe.verdict.stored import Source, StoredRun, read_results, with_scores
 
 # What decides what a run measures. Paths are left out: what lies there is compared instead.
@@ -93,7 +93,7 @@ def _require_fit(recipe: Recipe, artifact: Path, run: StoredRun) -> None:
 def _require_measured(recipe: Recipe, results: Results) -> None:
     for number, entry in enumerate(recipe.limits):
         if results.measure(entry) == "not measured":
-            where = f"gate[{number}].metric" if isinstance(recipe.gate, tuple) else f"gate.{entry.figure}"
+            where = limit_path(recipe, number, "metric")
             raise RecipeError(f"{where}: {entry.label} was not measured when the recipe ran, {AGAIN}")
 
 

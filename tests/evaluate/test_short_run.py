@@ -11,10 +11,11 @@ from quantpipe.engine.engine import Engine
 from quantpipe.engine.tokenizer import Tokenizer
 from quantpipe.errors import DataError
 from quantpipe.evaluate.asking import Asker
+from quantpipe.evaluate.comparison import compare
 from quantpipe.evaluate.items import SuiteResult
 from quantpipe.evaluate.short_run import prompt_text
 from quantpipe.evaluate.short_task import ShortTask
-from quantpipe.evaluate.suite import check_suite, compare, load_suite, run_suite
+from quantpipe.evaluate.suite import check_suite, load_suite, run_suite
 from tests.evaluate.conftest import BigramEngine, CharCodec, random_table, speaking_table
 from tests.evaluate.test_short_task import TASK, write_suite
 
@@ -65,7 +66,7 @@ def test_a_model_against_itself_pairs_and_other_tokens_are_refused(tmp_path: Pat
             return [1, *super().encode(text)]
 
     base = run(tmp_path, codec, CHOICE, EXACT)
-    assert compare(base, run(tmp_path, codec, CHOICE, EXACT)).value == 0.0
+    assert not compare(base, run(tmp_path, codec, CHOICE, EXACT)).lost
     with pytest.raises(DataError, match="different prompt tokens"):
         compare(base, run(tmp_path, Shifted(), CHOICE, EXACT))
 
