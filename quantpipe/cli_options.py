@@ -28,6 +28,15 @@ class NumberRange(click.FloatRange):
 
 def recipe_arguments(command: Command) -> Command:
     """Give a command its RECIPE argument and the ``--set`` option."""
+    return _with_recipe(command, is_required=True)
+
+
+def optional_recipe_arguments(command: Command) -> Command:
+    """The same for a command that also works without a recipe."""
+    return _with_recipe(command, is_required=False)
+
+
+def _with_recipe(command: Command, is_required: bool) -> Command:
     option = click.option(
         "--set",
         "overrides",
@@ -35,7 +44,7 @@ def recipe_arguments(command: Command) -> Command:
         metavar="KEY.PATH=VALUE",
         help="Replace or add one value of the recipe; read as YAML, paths relative to the recipe. May be repeated.",
     )
-    argument = click.argument("recipe", type=click.Path(path_type=Path))
+    argument = click.argument("recipe", type=click.Path(path_type=Path), required=is_required)
     return argument(option(command))
 
 

@@ -7,7 +7,7 @@ import hashlib
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -23,18 +23,26 @@ from quantpipe.engine.config import EngineConfig
 from quantpipe.engine.engine import Engine
 from quantpipe.engine.tokenizer import Tokenizer
 from quantpipe.errors import DataError, RecipeError, suggest
-from quantpipe.evaluate.comparison import compare
-from quantpipe.evaluate.divergence import DivergenceResult, measure_divergence, named_windows
+from quantpipe.evaluate.comparison import Comparison, OtherPromptsError, compare
+from quantpipe.evaluate.divergence import DivergenceResult, named_windows, text_files
 from quantpipe.evaluate.eval_texts import eval_texts
+from quantpipe.evaluate.fidelity.against import measure_fidelity
+from quantpipe.evaluate.fidelity.facts import divergence_facts
+from quantpipe.evaluate.fidelity.record import write_divergence_json
+from quantpipe.evaluate.fidelity.text_fields import check_patterns, fields_of
+from quantpipe.evaluate.fidelity.windows import DOMAIN
 from quantpipe.evaluate.items import SuiteResult
 from quantpipe.evaluate.outputs import rescore, write_outputs
 from quantpipe.evaluate.result_cache import Asked, code_digest, run_suite_once, tokenizer_digest
-from quantpipe.evaluate.suite import Suite, check_suite, load_suite
+from quantpipe.evaluate.same_prompts import asked_texts, prompt_mismatches
+from quantpipe.evaluate.suite import Suite, check_suite, load_suite, run_suite
 from quantpipe.evidence.model_memory import memory_row
 from quantpipe.formats.artifact import Artifact, verify
 from quantpipe.formats.digests import MANIFEST_NAME, file_digest
 from quantpipe.gate.judge import GateResult, Measurement
+from quantpipe.gate.metrics import EXACT_CONFIDENCE
 from quantpipe.gate.record import (
+    DIVERGENCE_NAME,
     OUTPUTS_NAMES,
     RunContext,
     engine_digest,
@@ -55,11 +63,10 @@ from quantpipe.reporting.sections.layers import layers_section
 from quantpipe.reporting.sections.memory import memory_section
 from quantpipe.sources.base_model import BaseModel
 from quantpipe.verdict.rejudge import read_previous, source_of, with_previous, write_verdict
-from quantpipe.verdict.results import Results, check_scopes, judge_results
+from quantpipe.verdict.results import Results, check_scopes, check_window_slices, judge_results
 from quantpipe.verdict.stored import StoredRun, write_results
 
 MAX_FAULTS_SHOWN = 5
-EXACT_CONFIDENCE = 0.99  # a count has no sampling error; the gate asks for some confidence below 1
 
 
 @dataclass(frozen=True)
@@ -83,22 +90,27 @@ class Questions:
             found[name].append(window)
         return found
 
+    def slices(self, patterns: Mapping[str, Mapping[str, str]]) -> tuple[dict[str, str], ...]:
+        """The fields of each window, by a recipe's patterns of names."""
+        return fields_of(self.domains, patterns)
+
 
 @dataclass(frozen=True)
 class Findings:
     """What was measured, for the gate, and besides for the report."""
 
     results: Results
-    divergence: tuple[tuple[str, str], ...] = ()
+    divergence: DivergenceResult | None = None
     bench: tuple[BenchRow, ...] = ()
-    windows: tuple[WindowKL, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def read_questions(recipe: Recipe, tokenizer_folder: Path, write: WriteText | None = None) -> Questions:
     """Load the suite, and cut the held-out text or the rows that the calibration set holds out.
 
     ``write``: who writes the text of a set of ``kind: self``. DataError where anything is incomplete, an earlier
-    release that limits are against included; RecipeError for a limit on a task that the suite has not.
+    release that limits are against included; RecipeError for a limit on a task that the suite has not, or a slice that
+    no window has.
     """
     read_previous(recipe)
     section = recipe.evaluate
@@ -110,8 +122,13 @@ def read_questions(recipe: Recipe, tokenizer_folder: Path, write: WriteText | No
     if divergence is None:
         return Questions(suite, (), _texts(recipe, suite, None))
     if divergence.text is None:
-        return _of_held_out(recipe, suite, _held_out(recipe, divergence, tokenizer_folder, write))
-    return windows_of_text(Questions(suite, (), _texts(recipe, suite, divergence.text)), divergence, tokenizer_folder)
+        questions = _of_held_out(recipe, suite, _held_out(recipe, divergence, tokenizer_folder, write))
+        check_patterns(divergence.slices, questions.domains)
+    else:
+        empty = Questions(suite, (), _texts(recipe, suite, divergence.text))
+        questions = windows_of_text(empty, divergence, tokenizer_folder)
+    check_window_slices(recipe, questions.slices(divergence.slices))
+    return questions
 
 
 def _check_tasks(recipe: Recipe, suite: Suite) -> None:
@@ -141,6 +158,7 @@ def windows_of_text(questions: Questions, section: DivergenceSection, tokenizer_
     """``questions`` with windows of the section's text, if it names one. DataError where that is too short."""
     if section.text is None:
         return questions
+    check_patterns(section.slices, [file.stem for file in text_files(section.text)])
     tokenizer = Tokenizer.open(tokenizer_folder)
     cut = named_windows(section.text, tokenizer, section.num_windows, section.window_tokens)
     return replace(questions, windows=[window for _, window in cut], domains=tuple(name for name, _ in cut))
@@ -190,11 +208,18 @@ def judge_candidate(
     results = replace(findings.results, mismatches=mismatches)
     parts = ReportParts(
         _context(recipe, base, artifact, candidate, questions),
-        notes=(*(faults or ())[:MAX_FAULTS_SHOWN], *_notes(base, baseline, candidate), *questions.notes),
+        notes=(
+            *(faults or ())[:MAX_FAULTS_SHOWN],
+            *_notes(base, baseline, candidate),
+            *questions.notes,
+            *findings.notes,
+        ),
         sections=_sections(findings, artifact, base, (baseline, candidate), parity, quantization, output),
         data=data_digests(recipe, questions),
         commands=tuple(commands),
     )
+    if findings.divergence is not None:
+        write_divergence_json(output / DIVERGENCE_NAME, findings.divergence, artifact.digest)
     run = StoredRun(results, source_of(recipe, folder), parts)
     write_results(output, run)  # before they are judged: what was measured is not lost by a limit on nothing
     result = judge_results(recipe, with_previous(recipe, results))
@@ -216,7 +241,7 @@ def _sections(
     """What the report shows besides the checks; ``engines`` are those of the baseline and of the candidate."""
     baseline, candidate = engines
     return (
-        divergence_section(findings.divergence, findings.windows),
+        _divergence_section(findings.divergence),
         layers_section(artifact.manifest or {}),
         coverage_section(read_coverage(output)),
         bench_section(findings.bench),
@@ -226,6 +251,13 @@ def _sections(
         parity_section(parity),
         quantization_section(quantization),
     )
+
+
+def _divergence_section(divergence: DivergenceResult | None) -> ReportSection:
+    if divergence is None:
+        return divergence_section(())
+    positions = [(row.last, row.mean_kl, row.low, row.high) for row in divergence.positions]
+    return divergence_section(divergence_facts(divergence), window_kls(divergence), positions)
 
 
 def data_digests(recipe: Recipe, questions: Questions) -> dict[str, str]:
@@ -250,29 +282,66 @@ def _measure(
     reporter: Reporter,
     cache: Path,
 ) -> Findings:
-    facts: tuple[tuple[str, str], ...] = ()
     bench: tuple[BenchRow, ...] = ()
-    results = Results(num_windows=len(questions.windows))
-    windows: tuple[WindowKL, ...] = ()
-    tokenizer = Tokenizer.open(folder)
+    notes: tuple[str, ...] = ()
+    divergence: DivergenceResult | None = None
+    tokenizer = Tokenizer.open(base.folder)
+    asked = asked_texts(questions.suite, questions.windows, tokenizer)
+    prompts = prompt_mismatches(base.folder, folder, asked)
+    results = Results(prompts=prompts, num_windows=len(questions.windows))
     if questions.windows:
-        reporter.stage(f"divergence on {len(questions.windows)} windows of {len(questions.windows[0])} tokens")
-        divergence = measure_divergence(baseline, candidate, questions.windows, progress=reporter.progress)
-        results = replace(results, windows=divergence.windows)
-        facts = divergence_facts(divergence)
-        windows = window_kls(questions, divergence)
+        divergence = _divergence(recipe, base, baseline, candidate, questions, reporter, cache)
+        results = replace(results, windows=divergence.windows, top_k=divergence.top_k)
     if questions.suite is not None:
-        reporter.stage(f"suite {questions.suite.name}: {questions.suite.num_items} items, base then candidate")
-        base_result = _answers("baseline", baseline, base.folder, folder, questions.suite, output, reporter, cache)
-        check_scopes(recipe, base_result.items)
-        candidate_result = _answers("candidate", candidate, folder, folder, questions.suite, output, reporter, cache)
-        comparison = compare(base_result, candidate_result)
-        results = replace(results, comparison=comparison, num_items=questions.suite.num_items)
+        results = replace(results, num_items=questions.suite.num_items)
+        try:
+            found = _compared(recipe, base, baseline, candidate, folder, questions.suite, output, reporter, cache)
+            results = replace(results, comparison=found)
+        except OtherPromptsError as error:
+            if prompts.value == 0:
+                raise
+            notes = (f"The suite's items are not compared. {error}",)  # a verdict, which is FAIL, says more
     if recipe.bench is not None:
         timed = _bench(recipe.bench, baseline, candidate, tokenizer, questions, reporter)
         results = replace(results, bench=paired_figures(timed.runs))
         bench = timed.summary()
-    return Findings(results, facts, bench, windows)
+    return Findings(results, divergence, bench, notes)
+
+
+def _divergence(
+    recipe: Recipe,
+    base: BaseModel,
+    baseline: Engine,
+    candidate: Engine,
+    questions: Questions,
+    reporter: Reporter,
+    cache: Path,
+) -> DivergenceResult:
+    section = recipe.evaluate.divergence if recipe.evaluate is not None else None
+    slices = questions.slices({} if section is None else section.slices)
+    is_stored = section is not None and section.reference == "stored"
+    made_from = [base.digest, asdict(baseline.config), baseline.kv_dtype, library_versions()] if is_stored else None
+    return measure_fidelity(baseline, candidate, questions.windows, slices, made_from, cache, reporter)
+
+
+def _compared(
+    recipe: Recipe,
+    base: BaseModel,
+    baseline: Engine,
+    candidate: Engine,
+    folder: Path,
+    suite: Suite,
+    output: Path,
+    reporter: Reporter,
+    cache: Path,
+) -> Comparison:
+    """Both models' answers to the suite, each asked by its own tokenizer and template."""
+    reporter.stage(f"suite {suite.name}: {suite.num_items} items, base then candidate")
+    base_result = _answers("baseline", baseline, base.folder, suite, output, reporter, cache)
+    check_scopes(recipe, base_result.items)
+    is_itself = Artifact.open(folder).digest == Artifact.open(base.folder).digest  # asked twice: do its answers stay?
+    candidate_result = _answers("candidate", candidate, folder, suite, output, reporter, cache, is_itself)
+    return compare(base_result, candidate_result)
 
 
 def _bench(
@@ -296,11 +365,11 @@ def _answers(
     role: str,
     engine: Engine,
     folder: Path,
-    tokenizer_folder: Path,
     suite: Suite,
     output: Path,
     reporter: Reporter,
     cache: Path,
+    is_asked_anew: bool = False,
 ) -> SuiteResult:
     """One model's answers, asked for or found in the cache, and written beside the verdict."""
     settings = asdict(engine.config) | {
@@ -310,9 +379,12 @@ def _answers(
         "simd": machine_facts()["simd"],
     }
     model = Artifact.open(folder).digest
-    asked = Asked(model, tokenizer_digest(tokenizer_folder), suite.digest, code_digest(), settings)
-    tokenizer = Tokenizer.open(tokenizer_folder)
-    result, was_found = run_suite_once(engine, tokenizer, suite, asked, cache / "evals", reporter.progress)
+    asked = Asked(model, tokenizer_digest(folder), suite.digest, code_digest(), settings)
+    tokenizer = Tokenizer.open(folder)
+    if is_asked_anew:
+        result, was_found = run_suite(engine, tokenizer, suite, reporter.progress), False
+    else:
+        result, was_found = run_suite_once(engine, tokenizer, suite, asked, cache / "evals", reporter.progress)
     if was_found:
         reporter.note(f"{role}: answers of an earlier run of the same model, engine and suite are used again")
     write_outputs(output / OUTPUTS_NAMES[role], suite, model, result)
@@ -337,19 +409,9 @@ def rescored(recipe: Recipe, outputs: Path, reporter: Reporter) -> list[str]:
     return [*lines, f"{loss.name}: {loss.value:.2f} [{loss.low:.2f}, {loss.high:.2f}]; {loss.detail}"]
 
 
-def divergence_facts(divergence: DivergenceResult) -> tuple[tuple[str, str], ...]:
-    """What the report says beside the means that the gate looks at."""
-    return (
-        ("perplexity", f"baseline {divergence.base_perplexity:.3f}, candidate {divergence.cand_perplexity:.3f}"),
-        ("KL per token, nats", f"median {divergence.median_kl:.2g}, 99th percentile {divergence.p99_kl:.2g}"),
-    )
-
-
-def window_kls(questions: Questions, divergence: DivergenceResult) -> tuple[WindowKL, ...]:
+def window_kls(divergence: DivergenceResult) -> tuple[WindowKL, ...]:
     """The KL of each window beside the domain that it is from."""
-    domains = questions.domains or ("",) * len(divergence.windows)
-    pairs = zip(domains, divergence.windows, strict=True)
-    return tuple(WindowKL(domain, row.mean_kl, row.max_kl) for domain, row in pairs)
+    return tuple(WindowKL(w.fields.get(DOMAIN, ""), w.row.mean_kl, w.row.max_kl) for w in divergence.windows)
 
 
 def manifest_faults(artifact: Artifact) -> list[str] | None:

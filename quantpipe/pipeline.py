@@ -50,9 +50,7 @@ def run_recipe(recipe: Recipe, recipe_path: Path, cache_folder: Path, reporter: 
 
 def _run(recipe: Recipe, recipe_path: Path, cache_folder: Path, reporter: Reporter) -> GateResult:
     base = resolve_served(recipe, cache_folder, reporter)
-    with _writer(recipe, base, reporter) as write:
-        questions = read_questions(recipe, base.folder, write)
-    _tell(questions, reporter)
+    questions = questions_of(recipe, base, reporter)
     started_s = time.monotonic()
     candidate = make_candidate(recipe, base, engine_config(recipe), reporter, questions.texts, questions.by_domain())
     facts = quantization_facts(recipe, candidate, time.monotonic() - started_s)
@@ -92,13 +90,19 @@ def gate_artifact(
     with naming_lines(recipe):
         base = resolve_served(recipe, cache_folder, reporter)
         check_settings(engine_config(recipe), describe(Artifact.open(artifact)))
-        with _writer(recipe, base, reporter) as write:
-            questions = read_questions(recipe, base.folder, write)
-        _tell(questions, reporter)
+        questions = questions_of(recipe, base, reporter)
         commands = (f"quantpipe gate {recipe_path}{_sets(recipe.overrides)} --artifact {artifact}",)
         facts = (("artifact", f"{artifact}, judged as it stood on disk"),)
         output = gate_folder(recipe, artifact)
         return judge_candidate(recipe, base, artifact, questions, (), facts, commands, output, reporter, cache_folder)
+
+
+def questions_of(recipe: Recipe, base: BaseModel, reporter: Reporter) -> Questions:
+    """What both models will be asked, with its notes told."""
+    with _writer(recipe, base, reporter) as write:
+        questions = read_questions(recipe, base.folder, write)
+    _tell(questions, reporter)
+    return questions
 
 
 def gate_folder(recipe: Recipe, artifact: Path) -> Path:

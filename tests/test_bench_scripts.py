@@ -140,6 +140,21 @@ def test_what_is_known_of_a_prompt_and_what_modes_cost_is_measured_on_a_model(
     assert float(modes["auto"][2]) == 0 < float(modes["int8_per_token_head"][2]) < 0.1
 
 
+@pytest.mark.usefixtures("bench_modules")
+def test_a_stored_baseline_gives_a_lower_bound_at_some_bytes_per_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from quantpipe.controls.tiny_model import KINDS, write_base, write_kind
+
+    base = write_base(tmp_path / "base")
+    options = ["--base", base, "--model", write_kind(KINDS["w4a16 g32"], base, tmp_path / "w4")]
+    options += ["--text", ROOT / "README.md", "--num-windows", 2, "--window-tokens", 32, "--top-k", 8, 512]
+    table = table_of("fidelity", options, monkeypatch, capsys)
+    assert list(table) == ["run", "store 8", "stored 8", "store 512", "stored 512"]
+    assert [table[f"store {k}"][2] for k in (8, 512)] == ["68", "3092"]
+    assert 0 < float(table["stored 8"][5]) < 1.0 == float(table["stored 512"][5]) == float(table["run"][5])
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("bench_modules")
 def test_two_servers_take_turns_and_are_ended(

@@ -3,7 +3,7 @@ from quantpipe import errors
 
 def test_exit_codes_are_distinct() -> None:
     codes = [value for name, value in vars(errors).items() if name.startswith("EXIT_")]
-    assert len(codes) == len(set(codes)) == 7
+    assert len(codes) == len(set(codes)) == 8
 
 
 def test_nearest_name_is_offered_with_all_that_are_known() -> None:

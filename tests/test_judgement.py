@@ -1,10 +1,12 @@
 import dataclasses
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
+from quantpipe.calibration.held_out.held_out_windows import SEVERAL
 from quantpipe.engine.admission import ADMISSIONS
 from quantpipe.engine.batching import BATCHING_MODES
 from quantpipe.engine.config import EngineConfig
@@ -89,6 +91,31 @@ def test_questions_are_read_before_any_work(tmp_path: Path, tiny_llama: Path) ->
     assert [len(window) for window in questions.windows] == [32] * 4
     files = sorted(path.stem for path in (EVALS / "held_out").glob("*.txt"))
     assert questions.by_domain() == dict(zip(files[:4], [[window] for window in questions.windows], strict=True))
+
+
+def test_windows_have_the_domain_of_their_file_and_the_fields_given_to_it(tmp_path: Path, tiny_llama: Path) -> None:
+    text = tmp_path / "text"
+    text.mkdir()
+    for name in ("letters_a", "letters_b", "mail"):
+        (text / f"{name}.txt").write_text("words enough for a window of these, " * 20)
+    patterns = {"letters_*": {"domain": "letters", "language": "de"}, "*_b": {"language": "fr"}}
+    divergence = {"text": text, "num_windows": 3, "window_tokens": 32, "slices": patterns}
+    sections = {"evaluate": {"suite": EVALS, "divergence": divergence}}
+    questions = read_questions(recipe(tmp_path, **sections), tiny_llama)
+    assert questions.domains == ("letters_a", "letters_b", "mail")
+    assert questions.slices(patterns) == (
+        {"domain": "letters", "language": "de"},
+        {"domain": "letters", "language": "fr"},
+        {"domain": "mail"},
+    )
+    assert replace(questions, domains=(SEVERAL, "mail", "mail")).slices({}) == (
+        {},
+        {"domain": "mail"},
+        {"domain": "mail"},
+    )
+    divergence["slices"] = {"mall": {"language": "de"}}
+    with pytest.raises(DataError, match=r"slices: no text is called 'mall'; did you mean 'mail'\?"):
+        read_questions(recipe(tmp_path, **sections), tiny_llama)
 
 
 def test_what_sets_are_compared_with_needs_no_windows_of_a_text(tmp_path: Path, tiny_llama: Path) -> None:

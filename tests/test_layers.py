@@ -16,7 +16,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("quantize", "engine"),
     ("evaluate", "bench", "guided", "serve", "doctor", "plan"),
     ("evidence", "verdict"),
-    ("calibrate", "candidate", "completion", "judgement", "llm", "pipeline"),
+    ("calibrate", "candidate", "completion", "controls", "judgement", "llm", "pipeline"),
     (
         *("cli", "cli_arms", "cli_bench", "cli_calibrate", "cli_compare", "cli_front", "cli_gate", "cli_options"),
         *("cli_plan", "cli_rescore", "cli_traceback"),

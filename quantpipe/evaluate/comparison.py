@@ -14,6 +14,10 @@ NEAR_TIE_NATS = 0.1  # the best choice is less than 1.11 times as likely as the 
 Pair = tuple[ItemResult, ItemResult]
 
 
+class OtherPromptsError(DataError):
+    """Two models were given different tokens for the same item."""
+
+
 @dataclass(frozen=True)
 class Comparison:
     """Items of a suite as (baseline, candidate), in the order of the suite. Counts are of items."""
@@ -96,7 +100,8 @@ def is_near_tie(pair: Pair) -> bool:
 
 
 def compare(base: SuiteResult, cand: SuiteResult) -> Comparison:
-    """Pair what both models made of a suite. DataError unless both were asked exactly the same, in one order."""
+    """Pair what both models made of a suite. DataError unless both were asked exactly the same, in one
+    order: OtherPromptsError where only the tokens differ."""
     if len(base.items) != len(cand.items):
         raise DataError(f"{base.suite}: {len(base.items)} items of the baseline, {len(cand.items)} of the candidate")
     if base.suite_digest != cand.suite_digest:
@@ -106,7 +111,8 @@ def compare(base: SuiteResult, cand: SuiteResult) -> Comparison:
         if (ours.task, ours.doc_id, ours.cluster) != (theirs.task, theirs.doc_id, theirs.cluster):
             raise DataError(f"{where} of the baseline is paired with {theirs.task}/{theirs.doc_id} of the candidate")
         if ours.prompt_digest != theirs.prompt_digest:
-            raise DataError(f"{where}: the two models were given different prompt tokens; use the same tokenizer")
+            text = "the two models were given different prompt tokens; use the same tokenizer"
+            raise OtherPromptsError(f"{where}: {text}")
     return Comparison(tuple(zip(base.items, cand.items, strict=True)))
 
 

@@ -3,20 +3,18 @@
 Shapes: T positions of the window that predict a token, R rows of one chunk, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from quantpipe.engine.request import PromptLogitsSink, SamplingParams
 from quantpipe.errors import DataError
+from quantpipe.evaluate.fidelity.in_step import READ_ONLY_PARAMS, LogitsArray, RowsInStep, require_one_row_each
 from quantpipe.evaluate.intervals import FloatArray
 from quantpipe.evaluate.served import ServedModel
 
-LogitsArray = npt.NDArray[np.float32]
-READ_ONLY_PARAMS = SamplingParams(max_tokens=0, ignore_eos=True)
 ROWS_AT_ONCE = 16  # float64 copies while comparing: 3 x 16 x 49,152 x 8 bytes = 19 MB
 
 
@@ -30,36 +28,58 @@ class Positions:
     agrees_T: npt.NDArray[np.bool_]
 
 
+# Positions from a first to an end, and the candidate's logits [R, V] there.
+CompareRows = Callable[[int, int, torch.Tensor], Positions]
+
+
 def compare_window(base: ServedModel, cand: ServedModel, window: Sequence[int], where: str) -> Positions:
-    """Keep the baseline's float32 logits of the window, then compare the candidate's chunk by chunk as they come.
+    """Let both models read the window, one chunk of each in memory at a time, and compare all their predictions.
 
     DataError, beginning with ``where``, for logits that are not finite or not one row for each position.
     """
     token_ids = tuple(int(token_id) for token_id in window)
-    base_TV = _read_logits(base, token_ids, f"{where}: baseline")
-    num_positions, vocab_size = base_TV.shape
-    next_ids_T = torch.tensor(token_ids[1:])
-    scratch_3RV = torch.empty(3, ROWS_AT_ONCE, vocab_size, dtype=torch.float64)
-    parts: list[tuple[int, Positions]] = []
+    base_rows, next_ids_T = RowsInStep(base, token_ids, f"{where}: baseline"), torch.tensor(token_ids[1:])
+    scratch: list[torch.Tensor] = []
 
-    def compare(first: int, cand_RV: LogitsArray) -> None:
+    def compare(start: int, stop: int, cand_RV: torch.Tensor) -> Positions:
+        base_RV = torch.from_numpy(base_rows.take(stop - start))
+        vocab_size = base_RV.shape[1]
         if cand_RV.shape[1] != vocab_size:
             raise DataError(f"{where}: vocabulary of {vocab_size} in the baseline, {cand_RV.shape[1]} in the candidate")
-        end = min(first + len(cand_RV), num_positions)
-        for start in range(first, end, ROWS_AT_ONCE):
-            stop = min(start + ROWS_AT_ONCE, end)
-            base_rows = torch.from_numpy(base_TV[start:stop])
-            cand_rows = torch.tensor(cand_RV[start - first : stop - first])
-            parts.append((start, _compare_rows(base_rows, cand_rows, next_ids_T[start:stop], scratch_3RV)))
+        if not scratch:
+            scratch.append(torch.empty(3, ROWS_AT_ONCE, vocab_size, dtype=torch.float64))
+        return _compare_rows(base_RV, cand_RV, next_ids_T[start:stop], scratch[0])
 
-    _run(cand, token_ids, compare)
+    try:
+        positions = read_window(cand, token_ids, compare, where)
+        base_rows.finish()
+        return positions
+    finally:
+        base_rows.close()
+
+
+def read_window(model: ServedModel, token_ids: tuple[int, ...], compare: CompareRows, where: str) -> Positions:
+    """Let the candidate read a window, and compare its logits a few rows at a time as they come, in order of position.
+
+    DataError, beginning with ``where``, for logits that are not finite or not one row for each position.
+    """
+    num_positions = len(token_ids) - 1
     num_rows_T = np.zeros(num_positions, dtype=np.int64)
-    for start, part in parts:
-        num_rows_T[start : start + len(part.kl_T)] += 1
-    _require_one_row_each(num_rows_T, f"{where}: candidate")
-    positions = _join([part for _, part in sorted(parts, key=lambda each: each[0])])
-    for model, values_T in (("baseline", positions.base_nll_T), ("candidate", positions.cand_nll_T)):
-        _require_finite(values_T, f"{where}: {model}")
+    parts: list[Positions] = []
+
+    def read(first: int, cand_RV: LogitsArray) -> None:
+        is_in_order = first == num_rows_T.sum()
+        num_rows_T[first : first + len(cand_RV)] += 1
+        end = min(first + len(cand_RV), num_positions)
+        for start in range(first, end if is_in_order else first, ROWS_AT_ONCE):
+            stop = min(start + ROWS_AT_ONCE, end)
+            parts.append(compare(start, stop, torch.tensor(cand_RV[start - first : stop - first])))
+
+    model.generate([token_ids], READ_ONLY_PARAMS, prompt_logits_sinks=[read])
+    require_one_row_each(num_rows_T, f"{where}: candidate")
+    positions = _join(parts)
+    for name, values_T in (("baseline", positions.base_nll_T), ("candidate", positions.cand_nll_T)):
+        _require_finite(values_T, f"{where}: {name}")
     _require_finite(positions.kl_T, f"{where}: KL")
     return positions
 
@@ -71,37 +91,6 @@ def _join(parts: Sequence[Positions]) -> Positions:
         kl_T=np.concatenate([part.kl_T for part in parts]),
         agrees_T=np.concatenate([part.agrees_T for part in parts]),
     )
-
-
-def _read_logits(model: ServedModel, token_ids: tuple[int, ...], where: str) -> LogitsArray:
-    """Float32 logits [T, V] of every position that predicts a token of the window."""
-    num_positions = len(token_ids) - 1
-    kept: list[LogitsArray] = []
-    num_rows_T = np.zeros(num_positions, dtype=np.int64)
-
-    def keep(first: int, logits_RV: LogitsArray) -> None:
-        if not kept:  # allocated once the vocabulary is known: chunks are never held twice
-            kept.append(np.empty((num_positions, logits_RV.shape[1]), dtype=np.float32))
-        wanted_RV = logits_RV[: max(num_positions - first, 0)]
-        kept[0][first : first + len(wanted_RV)] = wanted_RV
-        num_rows_T[first : first + len(wanted_RV)] += 1
-
-    _run(model, token_ids, keep)
-    _require_one_row_each(num_rows_T, where)
-    return kept[0]
-
-
-def _require_one_row_each(num_rows_T: npt.NDArray[np.int64], where: str) -> None:
-    wrong = np.flatnonzero(num_rows_T != 1)
-    if len(wrong):
-        raise DataError(
-            f"{where}: {len(wrong)} of {len(num_rows_T)} positions did not get one row of logits; the first, position "
-            f"{wrong[0]}, got {num_rows_T[wrong[0]]}"
-        )
-
-
-def _run(model: ServedModel, token_ids: tuple[int, ...], sink: PromptLogitsSink) -> None:
-    model.generate([token_ids], READ_ONLY_PARAMS, prompt_logits_sinks=[sink])
 
 
 def _compare_rows(

@@ -5,7 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from quantpipe.gate.metrics import metric_of
+from quantpipe.gate.metrics import is_sliceable, metric_of
+from quantpipe.gate.slice_names import sliced_name, split_name
 from quantpipe.recipe.section import Count, Section
 
 ACCURACY = "accuracy"
@@ -99,7 +100,7 @@ class GateLimit(Section):
     task: Annotated[str, Field(min_length=1)] | None = None
     """Only the items of this task. Absent: the whole suite."""
     slice: dict[str, str] = Field(default_factory=dict)
-    """Only items that have these fields, such as `{language: de}`."""
+    """Only items, or windows of held-out text, that have these fields, such as `{language: de}`."""
     min_items: Count | None = None
     """Fewest items that count, 20 in any case; with fewer the limit fails, for it cannot be judged."""
     vs: Versus = "baseline"
@@ -127,15 +128,26 @@ class GateLimit(Section):
 
     @classmethod
     def of(cls, name: str, limit: Limit) -> "GateLimit":
-        """The entry that a name with a plain limit stands for."""
-        return cls(metric=name, at_most=limit.max, at_least=limit.min)
+        """The entry that a name with a plain limit stands for; ``mean_kl[domain=legal]`` has a slice."""
+        plain, fields = split_name(name) or (name, {})
+        if not is_sliceable(plain):
+            plain, fields = name, {}
+        return cls(metric=plain, slice=fields, at_most=limit.max, at_least=limit.min)
 
     @property
     def figure(self) -> str:
         """The name of the measurement that is judged."""
         if self.max_drop_points is not None:
             return POINTS
-        return RECOVERY if self.max_drop_relative is not None else self.metric
+        if self.max_drop_relative is not None:
+            return RECOVERY
+        return self.metric if self.is_of_items else sliced_name(self.metric, self.slice)
+
+    @property
+    def is_of_items(self) -> bool:
+        """Whether it is about items of the suite, and not windows of text or anything else."""
+        metric = metric_of(self.metric)
+        return metric is not None and metric.is_of_items
 
     @property
     def limit(self) -> Limit:
@@ -148,7 +160,9 @@ class GateLimit(Section):
 
     @property
     def items(self) -> str:
-        """Which items of the suite; empty for all."""
+        """Which items of the suite; empty for all, and for what is not of items: that has its slice in its name."""
+        if not self.is_of_items:
+            return ""
         task = [self.task] if self.task else []
         return ", ".join([*task, *(f"{name}={value}" for name, value in self.slice.items())])
 

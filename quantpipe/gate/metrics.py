@@ -5,6 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from quantpipe.gate.slice_names import TOP_K_SUFFIX, split_name
+
+EXACT_CONFIDENCE = 0.99  # of a count, which has no sampling error; some confidence below 1 is asked for
+SLICED_SAMPLES = ("windows", "items")
+WORST_DOMAIN = "worst_domain_kl"
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -32,6 +38,17 @@ METRICS: dict[str, Metric] = {
     "mean_kl": Metric(
         "nats", "lower", "mean KL divergence of next-token distributions from the baseline", "windows", 5
     ),
+    "p99_kl": Metric(
+        "nats", "lower", "99th percentile of that divergence over the positions of the text", "windows", 5
+    ),
+    WORST_DOMAIN: Metric(
+        "nats", "lower", "`mean_kl` of the domain where it is largest: a limit that each domain must hold", "windows", 5
+    ),
+    "mean_kl_topk": Metric("nats", "lower", "`mean_kl` with `reference: stored`, a lower bound of it", "windows", 5),
+    "p99_kl_topk": Metric("nats", "lower", "`p99_kl` with `reference: stored`, a lower bound of it", "windows", 5),
+    "worst_domain_kl_topk": Metric(
+        "nats", "lower", "`worst_domain_kl` with `reference: stored`, a lower bound of it", "windows", 5
+    ),
     "top1_agreement": Metric("fraction", "higher", "positions where both rank the same token first", "windows", 5),
     "accuracy_loss_points": Metric("points", "lower", "points lost on the same items (100 x fraction)", "items", 20),
     "accuracy_recovery": Metric(
@@ -42,6 +59,14 @@ METRICS: dict[str, Metric] = {
     ),
     "manifest_mismatches": Metric(
         "count", "lower", "tensors and files that differ from the artifact's manifest; always checked", "tensors", 1
+    ),
+    "prompt_mismatches": Metric(
+        "count",
+        "lower",
+        "texts and conversations that the artifact's tokenizer and chat template make other tokens of than the base "
+        "model's; always checked",
+        "texts",
+        1,
     ),
     "ttft_ratio": Metric("ratio", "lower", "time to first token, candidate / baseline", "repeats", 1, True),
     "tpot_ratio": Metric("ratio", "lower", "time per output token, candidate / baseline", "repeats", 1, True),
@@ -58,10 +83,20 @@ def concurrency_of(name: str) -> int | None:
 
 
 def metric_of(name: str) -> Metric | None:
-    """The metric a name stands for (``ttft_ratio_c8`` is ``ttft_ratio`` at concurrency 8); None if it is unknown."""
+    """The metric a name stands for (``ttft_ratio_c8`` is ``ttft_ratio`` at concurrency 8, ``mean_kl[domain=legal]`` is
+    ``mean_kl`` on that domain); None if it is unknown."""
+    plain, fields = split_name(name) or ("", {})
+    if fields:
+        return METRICS[plain] if is_sliceable(plain) else None
     concurrency = concurrency_of(name)
     metric = METRICS.get(name if concurrency is None else name.removesuffix(f"_c{concurrency}"))
     return metric if metric is not None and metric.per_concurrency == (concurrency is not None) else None
+
+
+def is_sliceable(name: str) -> bool:
+    """Whether the metric of this name can be measured on a part of the data that has some fields."""
+    metric = METRICS.get(name)
+    return metric is not None and metric.samples in SLICED_SAMPLES and name.removesuffix(TOP_K_SUFFIX) != WORST_DOMAIN
 
 
 def is_known_metric(name: str) -> bool:

@@ -25,6 +25,7 @@ SCHEMA = "quantpipe.gate/1"
 GATE_NAME, REPORT_NAME = "gate.json", "report.md"
 ARTIFACT_FOLDER = "artifact"  # beside them, in the folder of a run
 MEASUREMENTS_NAME, ITEMS_NAME = "measurements.json", "items.jsonl"
+DIVERGENCE_NAME = "divergence.json"
 # What each model answered.
 OUTPUTS_NAMES = {"baseline": "outputs-baseline.jsonl", "candidate": "outputs-candidate.jsonl"}
 REPORT_NAMES = (REPORT_NAME, "report.html", "report.json", "junit.xml", "model_card.md")
@@ -132,7 +133,7 @@ def write_text_atomically(path: Path, text: str) -> None:
 
 def withdraw_verdict(output: Path) -> None:
     """Remove the verdict in ``output`` and what it rests on: they must not stand beside another artifact."""
-    for name in (GATE_NAME, *REPORT_NAMES, MEASUREMENTS_NAME, ITEMS_NAME, *OUTPUTS_NAMES.values()):
+    for name in (GATE_NAME, *REPORT_NAMES, MEASUREMENTS_NAME, ITEMS_NAME, DIVERGENCE_NAME, *OUTPUTS_NAMES.values()):
         (output / name).unlink(missing_ok=True)
 
 

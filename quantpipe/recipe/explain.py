@@ -38,7 +38,7 @@ _PATTERNS = {
 
 def explain(error: ErrorDetails, root: type[BaseModel]) -> Problem:
     """The problem behind one error of validating ``root``."""
-    path, owner, field = _walk(error["loc"], root)
+    path, owner, field = _walk(tuple(part for part in error["loc"] if part != "[key]"), root)  # pydantic's own mark
     kind, found, context = error["type"], error["input"], error.get("ctx", {})
     if kind == "extra_forbidden":
         known = list(owner.model_fields) if owner is not None else []

@@ -9,7 +9,8 @@ from typing import Any
 
 from quantpipe.errors import suggest
 from quantpipe.gate.limits import ACCURACY, BOUNDS, DROPS, POINTS, RECOVERY, SAME_BOUND
-from quantpipe.gate.metrics import METRICS, Metric, concurrency_of, known_metric_names, metric_of
+from quantpipe.gate.metrics import METRICS, Metric, concurrency_of, is_sliceable, known_metric_names, metric_of
+from quantpipe.gate.slice_names import TOP_K_SUFFIX, split_name
 from quantpipe.recipe.document import KeyPath, Problem, value_at
 
 # Unit of a metric -> whether a limit in it can mean anything, and which can.
@@ -44,7 +45,7 @@ def find_gate_conflicts(data: Mapping[str, Any]) -> Iterator[Problem]:
 def _named_problems(name: str, limit: Any, data: Mapping[str, Any]) -> Iterator[Problem]:
     path = ("gate", name)
     metric = metric_of(name)
-    if metric is None or name == ACCURACY:
+    if metric is None or name.partition("[")[0] == ACCURACY:
         yield Problem(path, _unknown_metric(name), at_key=True, shown=("gate",))
         return
     missing = _missing_for(name, metric, data)
@@ -64,12 +65,19 @@ def _entry_problems(path: KeyPath, entry: Mapping[str, Any], data: Mapping[str, 
     if metric is None:
         yield Problem((*path, "metric"), _unknown_metric(name))
         return
+    plain, fields = split_name(name) or (name, {})
+    if fields:
+        shown = ", ".join(f"{field}: {value}" for field, value in fields.items())
+        yield Problem((*path, "metric"), f"found a slice in the name; give metric: {plain} and slice: {{{shown}}}")
+        return
     missing = _missing_for(name, metric, data)
     if missing is not None:
         yield Problem((*path, "metric"), missing[0], needs=missing[1])
-    for key in ("task", "slice", "min_items"):
+    for key in ("task", "min_items"):
         if entry.get(key) and not metric.is_of_items:
             yield Problem((*path, key), f"{name} is not measured on items of the suite; remove it", at_key=True)
+    if entry.get("slice") and not is_sliceable(name):
+        yield Problem((*path, "slice"), f"{name} is not measured by slice; remove it", at_key=True)
     yield from _versus_problems(path, name, entry)
     bounds = [key for key in BOUNDS if key in entry]
     for key in bounds if len(bounds) == 1 else ():
@@ -128,7 +136,7 @@ def _previous_problems(data: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def _unknown_metric(name: str) -> str:
-    if name == ACCURACY:
+    if name.partition("[")[0] == ACCURACY:
         return "accuracy is limited in a list: - {metric: accuracy, max_drop_points: 2}; or name accuracy_loss_points"
     if name in METRICS:
         return f"metric {name!r} is measured at each concurrency; name one, such as '{name}_c8'"
@@ -154,10 +162,24 @@ def _missing_for(name: str, metric: Metric, data: Mapping[str, Any]) -> tuple[st
     elif metric.samples == "windows":
         if value_at(data, ("evaluate", "divergence")) is None:
             return "measured on held-out text; add evaluate.divergence", ("evaluate", "divergence")
+        other_reference = _other_reference(name.partition("[")[0], data)
+        if other_reference is not None:
+            return other_reference, ("evaluate", "divergence", "reference")
         num_windows = value_at(data, ("evaluate", "divergence", "num_windows"))
         if isinstance(num_windows, int) and num_windows < metric.min_samples:
             text = f"judged on {metric.min_samples} windows or more; raise evaluate.divergence.num_windows"
             return text, ("evaluate", "divergence", "num_windows")
+    return None
+
+
+def _other_reference(plain: str, data: Mapping[str, Any]) -> str | None:
+    """Why the recipe's ``reference`` gives a figure of another name: a bound is never judged as the exact figure."""
+    is_stored = value_at(data, ("evaluate", "divergence", "reference")) == "stored"
+    if is_stored and plain + TOP_K_SUFFIX in METRICS:
+        return f"reference: stored gives a lower bound of it; limit {plain}{TOP_K_SUFFIX}, or set reference: run"
+    if plain.endswith(TOP_K_SUFFIX) and not is_stored:
+        exact = plain.removesuffix(TOP_K_SUFFIX)
+        return f"measured with evaluate.divergence.reference: stored; set that, or limit {exact}"
     return None
 
 

@@ -5,7 +5,7 @@ values mean.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ from quantpipe.errors import DataError, RecipeError
 from quantpipe.recipe.document import KeyPath, Problem, beyond, value_at
 from quantpipe.recipe.schema import Recipe
 
-_HEAD = re.compile(r"([a-z_]+(?:\.[a-z_][a-z0-9_]*|\[[0-9]+\])*): (?:([a-z0-9_]+): )?")
+_HEAD = re.compile(r"([a-z_]+(?:\.[a-z_][a-z0-9_]*|\[[0-9]+\])*): (?:([a-z0-9_]+(?:\[[^\]]*\])?): )?")
 _PART = re.compile(r"[a-z_][a-z0-9_]*|[0-9]+")
 
 
@@ -42,7 +42,10 @@ def with_line(recipe: Recipe, text: str) -> str:
     return f"{place}: {rest}{text[len(head[1]) :] if rest else text[len(head[1]) + 2 :]}"
 
 
-def _entry(values: Any, name: str | None) -> Sequence[int]:
-    """The index of the entry of a list that has this name, as in ``quantize.transforms: rotate: ...``."""
+def _entry(values: Any, name: str | None) -> Sequence[int | str]:
+    """The index of the entry of a list that has this name, as in ``quantize.transforms: rotate: ...``; or the name
+    itself, where it is a key that no path can hold, as in ``gate: mean_kl[domain=legal]: ...``."""
+    if isinstance(values, Mapping) and name is not None and "[" in name:
+        return [name] if name in values else []
     found = enumerate(values if isinstance(values, list) and name is not None else ())
     return [index for index, value in found if value_at(value, ("name",)) == name][:1]

@@ -167,7 +167,14 @@ class DivergenceSection(Section):
     num_windows: Annotated[int, Field(ge=2)] = 16
     """How many windows are cut from the text."""
     window_tokens: Annotated[int, Field(ge=2)] = 256
-    """Tokens in each window."""
+    """Tokens in each window, up to the model's context; memory does not grow with them."""
+    slices: dict[str, dict[Name, str]] = Field(default_factory=dict)
+    """Fields by which figures are also measured apart, for texts by name: `{"zh_*": {domain: chinese, language: zh}}`.
+    A text's name is its file's without `.txt`, or its domain among held-out rows; it is also its `domain`, unless that
+    is given here. `*` stands for any letters; of several patterns that fit, later ones win."""
+    reference: Literal["run", "stored"] = "run"
+    """`run` runs the base model beside the candidate. `stored` runs it once, and keeps the likeliest tokens of each
+    position in the cache; KL is then a lower bound, measured as `mean_kl_topk`."""
 
     @model_validator(mode="after")
     def _one_text(self) -> "DivergenceSection":

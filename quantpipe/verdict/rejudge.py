@@ -28,7 +28,7 @@ from quantpipe.reporting.paths import roots_of, without_paths
 from quantpipe.reporting.report import report_of
 from quantpipe.reporting.sections.suite import suite_section
 from quantpipe.reporting.writing import write_report
-from quantpipe.verdict.results import Results, judge_results
+from quantpipe.verdict.results import Results, judge_results, limit_path
 from quantpipe.verdict.score_rows import score_rows
 from quantpipe.verdict.stored import Source, StoredRun, read_results
 
@@ -112,7 +112,7 @@ def _require_fit(recipe: Recipe, artifact: Path, run: StoredRun) -> None:
 def _require_measured(recipe: Recipe, results: Results) -> None:
     for number, entry in enumerate(recipe.limits):
         if results.measure(entry) == "not measured":
-            where = f"gate[{number}].metric" if isinstance(recipe.gate, tuple) else f"gate.{entry.figure}"
+            where = limit_path(recipe, number, "metric")
             raise RecipeError(f"{where}: {entry.label} was not measured when the recipe ran, {AGAIN}")
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from quantpipe.errors import DataError
 from quantpipe.evaluate.comparison import Comparison, Pair
+from quantpipe.evaluate.fidelity.windows import window_of, window_record
 from quantpipe.evaluate.items import ItemResult
-from quantpipe.evaluate.window_rows import WindowRow
 from quantpipe.gate.record import (
     ITEMS_NAME,
     MEASUREMENTS_NAME,
@@ -27,7 +27,7 @@ from quantpipe.reporting.json_form import parts_of, parts_record
 from quantpipe.reporting.report import ReportParts
 from quantpipe.verdict.results import Results
 
-SCHEMA = "quantpipe.measurements/1"
+SCHEMA = "quantpipe.measurements/2"
 Record = dict[str, Any]
 
 
@@ -66,9 +66,11 @@ def write_results(output: Path, run: StoredRun) -> None:
         "num_items": results.num_items,
         "num_windows": results.num_windows,
         "items_digest": hashlib.sha256(lines.encode()).hexdigest(),
-        "windows": [_plain(asdict(row)) for row in results.windows],
+        "windows": [_plain(window_record(window)) for window in results.windows],
+        "top_k": results.top_k,
         "bench": results.bench,
         "mismatches": None if results.mismatches is None else measurement_record(results.mismatches),
+        "prompts": None if results.prompts is None else measurement_record(results.prompts),
         "measurements": [measurement_record(measurement) for measurement in results.measurements()],
         "report": parts_record(run.parts),
     }
@@ -98,12 +100,14 @@ def read_results(output: Path) -> StoredRun:
 
 
 def _run_of(record: Record, pairs: tuple[Pair, ...]) -> StoredRun:
-    mismatches = record["mismatches"]
+    mismatches, prompts = record["mismatches"], record["prompts"]
     results = Results(
         comparison=Comparison(pairs) if pairs else None,
-        windows=tuple(WindowRow(**_floats(row)) for row in record["windows"]),
+        windows=tuple(window_of(_floats(window)) for window in record["windows"]),
+        top_k=None if record["top_k"] is None else int(record["top_k"]),
         bench={name: tuple((float(b), float(c)) for b, c in rounds) for name, rounds in record["bench"].items()},
         mismatches=None if mismatches is None else measurement_of(mismatches),
+        prompts=None if prompts is None else measurement_of(prompts),
         num_items=int(record["num_items"]),
         num_windows=int(record["num_windows"]),
     )

@@ -34,6 +34,7 @@ def test_a_good_candidate_is_released_with_everything_on_record(finished: Path) 
         "mean_kl",
         "accuracy_loss_points",
         "manifest_mismatches",
+        "prompt_mismatches",
     }
     assert {m.name for m in result.informational} >= {"top1_agreement", "tpot_ratio_c1", "output_tok_s_ratio_c1"}
     assert context.engine["kv_dtype"] == "int8_per_token_head"
@@ -124,7 +125,8 @@ def test_the_base_against_itself_passes_and_is_identical(make_project: Callable[
     assert cli.run(["gate", str(folder / "recipe.yaml"), "--artifact", str(tiny_llama), "--quiet"]) == 0
     result, _ = read_gate_json(folder / "run" / "gate-tiny_llama" / "gate.json")
     values = {check.metric: check.measurement.value for check in result.checks if check.measurement}
-    assert values == {"perplexity_ratio": 1.0, "mean_kl": 0.0, "accuracy_loss_points": 0.0}
+    expected = {"perplexity_ratio": 1.0, "mean_kl": 0.0, "accuracy_loss_points": 0.0, "prompt_mismatches": 0.0}
+    assert values == expected
 
 
 def test_stored_results_are_judged_by_other_limits_and_serving_follows(
@@ -145,7 +147,7 @@ def test_stored_results_are_judged_by_other_limits_and_serving_follows(
     assert cli.run(["serve", str(project / "run" / "artifact"), "--port", "0"]) == 4
     assert "gate.json is FAIL; judge it" in capsys.readouterr().err
     assert cli.run([*gate, "--set", "gate=[{metric: accuracy, max_drop_points: 60, task: choice}]"]) == 2
-    assert "gate: [0].task: no item is of task 'choice' (known: tiny_choice)" in capsys.readouterr().err
+    assert "--set gate: [0].task: no item is of task 'choice' (known: tiny_choice)" in capsys.readouterr().err
 
 
 def test_limit_on_a_task_that_the_suite_has_not_is_refused_before_any_work(
@@ -154,7 +156,10 @@ def test_limit_on_a_task_that_the_suite_has_not_is_refused_before_any_work(
     folder = make_project()
     gate = "gate=[{metric: accuracy, max_drop_points: 60, task: tiny_choise}]"
     assert cli.run(["run", str(folder / "recipe.yaml"), "--quiet", "--set", gate]) == 2
-    assert "gate: [0].task: the suite has no task 'tiny_choise'; did you mean 'tiny_choice'?" in capsys.readouterr().err
+    assert (
+        "--set gate: [0].task: the suite has no task 'tiny_choise'; did you mean 'tiny_choice'?"
+        in capsys.readouterr().err
+    )
     assert not (folder / "run").exists()
 
 
@@ -297,7 +302,8 @@ def test_a_group_size_that_does_not_divide_ends_with_2_before_calibration(
     tiny = Path(__file__).parents[1] / "fixtures" / "tiny_llama"
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(tiny / name, model / name)
-    arguments = ["run", str(folder / "recipe.yaml"), "--quiet", "--set", f"model={model}"]
+    sets = ["--set", f"model={model}", "--set", "engine.max_model_len=256"]
+    arguments = ["run", str(folder / "recipe.yaml"), "--quiet", *sets]
     capsys.readouterr()  # what saving the model showed
     assert cli.run([*arguments, "--set", "quantize.scheme={name: w4a16, group_size: 64}"]) == 2
     error = capsys.readouterr().err.strip()

@@ -45,7 +45,7 @@ def test_values_are_those_of_the_definitions(rows_per_chunk: int) -> None:
     assert (result.base_perplexity, result.cand_perplexity) == pytest.approx((math.exp(base_nll), math.exp(cand_nll)))
     assert result.p99_kl == pytest.approx(np.quantile(kl_N, 0.99))
     assert len(result.windows) == 6
-    assert result.windows[2].max_kl == pytest.approx(kl_N.reshape(6, -1)[2].max())
+    assert result.windows[2].row.max_kl == pytest.approx(kl_N.reshape(6, -1)[2].max())
 
 
 def test_measurements_are_what_the_gate_accepts() -> None:
@@ -69,7 +69,7 @@ def test_kl_of_nearly_equal_models_is_never_negative() -> None:
     noise_VV = np.random.default_rng(4).normal(size=table_VV.shape) * 1e-7
     result = measure_divergence(BigramEngine(table_VV), BigramEngine(table_VV + noise_VV), random_windows(4))
     assert named(result, "mean_kl").low >= 0.0
-    assert all(row.mean_kl >= 0.0 for row in result.windows)
+    assert all(each.row.mean_kl >= 0.0 for each in result.windows)
 
 
 def test_lower_perplexity_does_not_hide_divergence() -> None:
@@ -83,20 +83,21 @@ def test_lower_perplexity_does_not_hide_divergence() -> None:
     assert named(result, "mean_kl").low > 0.01
 
 
-def test_models_take_turns_so_that_one_window_is_held_at_a_time() -> None:
+def test_models_take_turns_so_that_one_chunk_of_each_is_held_at_a_time() -> None:
     order: list[str] = []
 
     class Noting(BigramEngine):
-        def __init__(self, name: str) -> None:
-            super().__init__(random_table(1))
-            self.name = name
+        def generate(self, prompts, params, prompt_logits_sinks=None):  # type: ignore[no-untyped-def]
+            name = "base" if self.rows_per_chunk == 12 else "cand"
 
-        def generate(self, *arguments: object, **options: object) -> list:  # type: ignore[type-arg,override]
-            order.append(self.name)
-            return super().generate(*arguments, **options)  # type: ignore[arg-type]
+            def note(first: int, logits_RV: np.ndarray) -> None:
+                order.append(f"{name} {first}")
+                prompt_logits_sinks[0](first, logits_RV)
 
-    measure_divergence(Noting("base"), Noting("cand"), random_windows(3))
-    assert order == ["base", "cand"] * 3
+            return super().generate(prompts, params, [note])
+
+    measure_divergence(Noting(random_table(1), 12), Noting(random_table(1), 8), random_windows(2))
+    assert order == ["cand 0", "base 0", "cand 8", "base 12", "cand 16"] * 2
 
 
 def test_logits_that_are_not_finite_name_the_model_and_the_place() -> None:

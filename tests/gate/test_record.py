@@ -14,11 +14,16 @@ from quantpipe.errors import DataError
 from quantpipe.gate.judge import Measurement, Verdict, judge, judge_limits
 from quantpipe.gate.limits import GateLimit, Limit, Waiver
 from quantpipe.gate.record import (
+    DIVERGENCE_NAME,
+    GATE_NAME,
+    ITEMS_NAME,
+    MEASUREMENTS_NAME,
     RunContext,
     library_versions,
     machine_facts,
     read_gate_json,
     utc_now,
+    withdraw_verdict,
     write_gate_json,
     write_text_atomically,
 )
@@ -172,3 +177,10 @@ def test_versions_say_what_is_not_installed() -> None:
 
 def test_verdicts_are_plain_strings_in_the_record() -> None:
     assert json.dumps(Verdict.PASS) == '"PASS"'
+
+
+def test_a_withdrawn_verdict_leaves_nothing_that_was_measured(tmp_path: Path) -> None:
+    for name in (GATE_NAME, MEASUREMENTS_NAME, ITEMS_NAME, DIVERGENCE_NAME):
+        (tmp_path / name).touch()
+    withdraw_verdict(tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -99,9 +99,25 @@ MISTAKES = {
         "10:30: gate[0].max_drop_relative: perplexity_ratio is relative to the base model already; give at_most",
     ),
     "points of nats": ("- {metric: mean_kl, max_drop_points: 1}", "10:21: gate[0].max_drop_points: mean_kl is in nats"),
-    "slice of windows": (
-        "- {metric: mean_kl, at_most: 1, slice: {a: b}}",
-        "10:33: gate[0].slice: mean_kl is not measured on items of the suite; remove it",
+    "slice of what has none": (
+        "- {metric: worst_domain_kl, at_most: 1, slice: {a: b}}",
+        "10:41: gate[0].slice: worst_domain_kl is not measured by slice; remove it",
+    ),
+    "task of windows": (
+        "- {metric: mean_kl, at_most: 1, task: a}",
+        "10:33: gate[0].task: mean_kl is not measured on items of the suite; remove it",
+    ),
+    "slice in a name": (
+        "- {metric: 'mean_kl[domain=law]', at_most: 1}",
+        "10:12: gate[0].metric: found a slice in the name; give metric: mean_kl and slice: {domain: law}",
+    ),
+    "slice of what has none, in a mapping": (
+        "  'worst_domain_kl[domain=law]': {max: 1}",
+        "10:3: gate: unknown metric 'worst_domain_kl[domain=law]'",
+    ),
+    "lower bound without a stored baseline": (
+        "- {metric: mean_kl_topk, at_most: 1, slice: {domain: law}}",
+        "10:12: gate[0].metric: measured with evaluate.divergence.reference: stored; set that, or limit mean_kl",
     ),
     "absolute drop": (f"{DROP}, vs: absolute}}", "10:46: gate[0].vs: a drop is from something; remove it"),
     "previous of what is against the base": (
@@ -120,6 +136,10 @@ MISTAKES = {
     "number as slice": (
         f"{DROP}, slice: {{year: 2024}}}}",
         "10:56: gate[0].slice.year: found 2024 (a whole number); allowed: text",
+    ),
+    "sliced accuracy in a mapping": (
+        "  'accuracy[language=de]': {min: 0.9}",
+        "10:3: gate: accuracy is limited in a list: - {metric: accuracy",
     ),
     "accuracy in a mapping": (
         "  accuracy: {min: 0.9}",
@@ -152,5 +172,6 @@ def test_the_example_of_the_documentation_is_legal(folder: Path) -> None:
     example = text.split("```yaml\n", 1)[1].split("```", 1)[0]
     (folder / "r.yaml").write_text(RECIPE.removesuffix("gate:\n") + example)
     limits = load_recipe(folder / "r.yaml").limits
-    assert [entry.vs for entry in limits] == ["baseline", "previous-release", "absolute", "baseline"]
+    assert [entry.vs for entry in limits] == ["baseline", "previous-release", "absolute", "baseline", "baseline"]
+    assert limits[4].figure == "mean_kl[domain=chinese]"
     assert limits[1].waiver is not None and limits[1].min_items == 100

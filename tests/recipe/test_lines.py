@@ -53,6 +53,16 @@ def test_a_refusal_that_begins_with_a_key_gets_the_place_of_its_value(recipe: Re
     assert with_line(recipe, text) == f"{recipe.folder}/{place}: {text}"
 
 
+def test_a_limit_on_a_slice_is_found_by_its_name(recipe: Recipe) -> None:
+    file = recipe.folder / "r.yaml"
+    evaluate = "evaluate: {suite: suite, divergence: {text: r.yaml}}\n"
+    file.write_text(file.read_text() + evaluate + "gate:\n  mean_kl: {max: 1}\n  'mean_kl[domain=law]': {max: 1}\n")
+    (recipe.folder / "suite").mkdir()
+    (recipe.folder / "suite" / "suite.yaml").touch()
+    text = "gate: mean_kl[domain=law]: no window has domain 'law'"
+    assert with_line(load_recipe(file), text) == f"{file}:17:26: {text}"
+
+
 def test_a_value_that_an_option_gave_is_named_once(recipe: Recipe) -> None:
     changed = load_recipe(recipe.folder / "r.yaml", ["output=elsewhere"])
     assert with_line(changed, "output: /x cannot be written") == "--set output: /x cannot be written"

@@ -291,6 +291,23 @@ MISTAKES = {
         "    text: text.txt\n    num_windows: 3",
         "r.yaml:14:3: gate.mean_kl: judged on 5 windows or more; raise evaluate.divergence.num_windows",
     ),
+    "exact metric with a stored baseline": (
+        "    text: text.txt",
+        "    text: text.txt\n    reference: stored",
+        "r.yaml:14:3: gate.mean_kl: reference: stored gives a lower bound of it; limit mean_kl_topk, or set reference: "
+        "run",
+    ),
+    "slice by a field that is no name": (
+        "    text: text.txt",
+        "    text: text.txt\n    slices: {a: {a b: c}}",
+        "r.yaml:11:23: evaluate.divergence.slices.a.a b: found 'a b' (text); allowed: letters, digits, '.', '_'",
+    ),
+    "lower bound without a stored baseline": (
+        "  mean_kl: {max: 0.05}",
+        "  mean_kl_topk: {max: 0.05}",
+        "r.yaml:13:3: gate.mean_kl_topk: measured with evaluate.divergence.reference: stored; set that, or limit "
+        "mean_kl",
+    ),
     "no evaluation": (
         "evaluate:\n  suite: suite\n  divergence:\n    text: text.txt\nbench: {}\ngate:\n  mean_kl: {max: 0.05}",
         "gate:\n  accuracy_loss_points: {max: 5}",

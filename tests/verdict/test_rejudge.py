@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from read_windows import windows
 from suite_items import flipped
 
 from quantpipe import cli
 from quantpipe.errors import DataError, RecipeError
 from quantpipe.evaluate.comparison import Comparison
-from quantpipe.evaluate.window_rows import WindowRow
 from quantpipe.formats.digests import MANIFEST_NAME, artifact_digest, file_digest
 from quantpipe.gate.judge import Verdict
 from quantpipe.gate.record import RunContext, read_gate_json
@@ -42,7 +42,7 @@ output: run
 GERMAN = flipped(200, 6, slices={"language": "de"}, margin=0.01)
 RESULTS = Results(
     comparison=Comparison(GERMAN.pairs + flipped(300, 1, 2, task="order", slices={"language": "en"}).pairs),
-    windows=tuple(WindowRow(3.0, 3.01, 0.02 + n / 1000, 0.1, 0.9, 100) for n in range(8)),
+    windows=windows(8, fields={"domain": "letters"}),
     bench={"ttft_ratio_c1": ((1.0, 1.1), (1.0, 1.12))},
     num_items=500,
     num_windows=8,
@@ -109,6 +109,14 @@ def test_a_slice_may_be_limited_that_was_not_when_it_ran(project: Path) -> None:
     assert "| language=de | 200 | 200 | 194 | 6 | 0 | 6 | 6 | 0.03125 | 97 % (" in report
 
 
+def test_a_slice_of_held_out_text_may_be_limited_that_was_not_when_it_ran(project: Path) -> None:
+    limit = "  - {metric: mean_kl, at_most: 0.01, slice: {domain: letters}}\noutput"
+    check = rejudge(loaded(project, old="output", new=limit)).checks[2]
+    assert (check.metric, check.verdict) == ("mean_kl[domain=letters]", Verdict.FAIL)
+    result, _ = read_gate_json(project / "run" / "gate.json")
+    assert result.checks[2].entry.slice == {"domain": "letters"}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -130,6 +138,10 @@ def test_a_slice_may_be_limited_that_was_not_when_it_ran(project: Path) -> None:
         (
             lambda p: loaded(p, old="output", new="  - {metric: accuracy, max_drop_points: 1, task: faq}\noutput"),
             r"r\.yaml:10:50: gate\[2\]\.task: no item is of task 'faq' \(known: intent, order\)",
+        ),
+        (
+            lambda p: loaded(p, old="output", new="  - {metric: p99_kl, at_most: 1, slice: {domain: mail}}\noutput"),
+            r"r\.yaml:10:41: gate\[2\]\.slice: no window has domain 'mail' \(its values: letters\)",
         ),
     ],
 )
@@ -188,7 +200,7 @@ def test_earlier_release_is_what_its_limit_is_against(released: Recipe) -> None:
     ("name", "old", "new", "message"),
     [
         ("gate.json", '"verdict": "PASS"', '"verdict": "FAIL"', "does not follow"),
-        ("measurements.json", '"quantpipe.measurements/1"', '"x"', "no results of a run"),
+        ("measurements.json", '"quantpipe.measurements/2"', '"x"', "no results of a run"),
         ("items.jsonl", "", "", "cannot be read"),
     ],
 )

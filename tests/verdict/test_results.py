@@ -5,11 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from read_windows import window, windows
 from suite_items import comparison, flipped
 
 from quantpipe.errors import RecipeError
 from quantpipe.evaluate.comparison import Comparison
-from quantpipe.evaluate.window_rows import WindowRow
 from quantpipe.gate.judge import GateResult, Measurement, Verdict
 from quantpipe.gate.limits import GateLimit
 from quantpipe.recipe.schema import Recipe
@@ -18,7 +18,8 @@ from quantpipe.verdict.results import Results, judge_results
 GERMAN = flipped(200, 12, slices={"language": "de"})
 ENGLISH = flipped(400, 0, slices={"language": "en"})
 BOTH = Comparison(GERMAN.pairs + ENGLISH.pairs)
-WINDOWS = tuple(WindowRow(3.0, 3.01 + n / 1000, 0.02 + n / 1000, 0.1, 0.9, 100) for n in range(8))
+WINDOWS = windows(8)
+NO_NUMBER = window(replace(WINDOWS[0].row, mean_kl=math.nan))
 
 
 def judged(gate: object, results: Results, **sections: object) -> GateResult:
@@ -47,7 +48,9 @@ def test_each_kind_of_bound_is_measured() -> None:
     result = judged(gate, results)
     assert [check.metric for check in result.checks] == ["accuracy_recovery", "accuracy", "mean_kl", "ttft_ratio_c1"]
     assert result.verdict is Verdict.PASS
-    assert {m.name for m in result.informational} == {"accuracy_loss_points", "perplexity_ratio", "top1_agreement"}
+    assert {m.name for m in result.informational} == {
+        "accuracy_loss_points", "perplexity_ratio", "top1_agreement", "p99_kl"
+    }  # fmt: skip
 
 
 def test_mapping_and_list_say_the_same() -> None:
@@ -84,7 +87,11 @@ def test_task_or_slice_that_nobody_has_is_refused_at_its_key() -> None:
             "1 independent clusters",
         ),
         ({"accuracy_recovery": {"min": 0.1}}, Results(comparison=comparison([0.0] * 30, [1.0] * 30)), "value is nan"),
-        ({"mean_kl": {"max": 1.0}}, Results(windows=(replace(WINDOWS[0], mean_kl=math.nan), *WINDOWS)), "value is nan"),
+        (
+            {"mean_kl": {"max": 1.0}},
+            Results(windows=(NO_NUMBER, *WINDOWS)),
+            "value is nan",
+        ),
     ],
 )
 def test_what_is_missing_not_a_number_or_too_few_fails(gate: object, results: Results, reason: str) -> None:
@@ -121,6 +128,75 @@ def test_against_an_earlier_release_its_items_count() -> None:
 
 
 def test_perplexity_below_the_baseline_does_not_hide_a_distance() -> None:
-    better = tuple(replace(row, cand_nll=2.9, mean_kl=0.4) for row in WINDOWS)
+    better = tuple(window(replace(each.row, cand_nll=2.9, mean_kl=0.4)) for each in WINDOWS)
     result = judged({"perplexity_ratio": {"max": 1.05}, "mean_kl": {"max": 0.05}}, Results(windows=better))
     assert [check.verdict for check in result.checks] == [Verdict.PASS, Verdict.FAIL]
+
+
+CHINESE = windows(8, 0.2, {"domain": "chinese", "language": "zh"})
+BY_DOMAIN = (*windows(8, 0.02, {"domain": "code"}), *CHINESE)
+
+
+@pytest.mark.parametrize(
+    "gate",
+    [
+        {"mean_kl[domain=code]": {"max": 0.1}, "mean_kl[domain=chinese]": {"max": 0.1}},
+        [
+            {"metric": "mean_kl", "slice": {"domain": "code"}, "at_most": 0.1},
+            {"metric": "mean_kl", "slice": {"domain": "chinese"}, "at_most": 0.1},
+        ],
+    ],
+)
+def test_slice_of_held_out_text_is_limited_in_both_forms(gate: object) -> None:
+    result = judged(gate, Results(windows=BY_DOMAIN, num_windows=16))
+    assert [(check.metric, check.verdict) for check in result.checks] == [
+        ("mean_kl[domain=code]", Verdict.PASS),
+        ("mean_kl[domain=chinese]", Verdict.FAIL),
+    ]
+    names = {m.name for m in result.informational}
+    assert "worst_domain_kl" in names and not names & {check.metric for check in result.checks}
+
+
+def test_slice_may_have_several_fields() -> None:
+    both = [{"metric": "p99_kl", "slice": {"domain": "chinese", "language": "zh"}, "at_most": 0.5}]
+    assert judged(both, Results(windows=BY_DOMAIN)).checks[0].verdict is Verdict.PASS
+
+
+def test_slice_of_items_is_limited_by_name_too() -> None:
+    result = judged({"accuracy_loss_points[language=de]": {"max": 2.0}}, Results(comparison=BOTH))
+    assert (result.checks[0].entry.label, result.verdict) == ("accuracy_loss_points (language=de)", Verdict.FAIL)
+
+
+def test_intervals_of_slices_widen_with_the_number_of_checks() -> None:
+    results = Results(windows=BY_DOMAIN)
+    gate = {"mean_kl[domain=chinese]": {"max": 0.2036}, "worst_domain_kl": {"max": 0.2036}}
+    alone, corrected = judged(gate, results), judged(gate, results, correction="holm")
+    for narrow, wide in zip(alone.checks, corrected.checks, strict=True):
+        assert narrow.measurement is not None and wide.measurement is not None
+        assert wide.measurement.confidence == pytest.approx(0.95) and wide.measurement.high > narrow.measurement.high
+
+
+def test_slice_that_no_window_has_is_refused_at_its_key() -> None:
+    results = Results(windows=BY_DOMAIN)
+    entry = {"metric": "mean_kl", "at_most": 1.0, "slice": {"domain": "prose"}}
+    with pytest.raises(RecipeError, match=r"^gate\[0\]\.slice: no window has domain 'prose' \(its values: "):
+        judged([entry], results)
+    with pytest.raises(RecipeError, match=r"^gate: mean_kl\[domain=prose\]: no window has domain 'prose'"):
+        judged({"mean_kl[domain=prose]": {"max": 1.0}}, results)
+    with pytest.raises(RecipeError, match=r"no window has domain 'code' and language 'zh' together"):
+        judged([entry | {"slice": {"domain": "code", "language": "zh"}}], results)
+
+
+def test_bound_of_a_stored_baseline_is_never_judged_as_the_exact_figure() -> None:
+    stored = Results(windows=WINDOWS, top_k=128)
+    assert judged({"mean_kl": {"max": 1.0}}, stored).checks[0].reason == "cannot be judged: not measured"
+    assert judged({"mean_kl_topk": {"max": 1.0}}, stored).verdict is Verdict.PASS
+    assert judged({"mean_kl_topk": {"max": 1.0}}, Results(windows=WINDOWS)).verdict is Verdict.FAIL
+
+
+def test_prompts_that_are_read_as_other_tokens_fail_unasked() -> None:
+    other = Measurement("prompt_mismatches", 2, 2, 2, 0.99, 40, "count", "x")
+    result = judged({"mean_kl": {"max": 1.0}}, Results(windows=WINDOWS, prompts=other))
+    assert [check.verdict for check in result.checks] == [Verdict.PASS, Verdict.FAIL]
+    allowed = {"mean_kl": {"max": 1.0}, "prompt_mismatches": {"max": 2}}
+    assert judged(allowed, Results(windows=WINDOWS, prompts=other)).verdict is Verdict.PASS

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quantpipe.reporting.exhibits import Bar, Bars, Exhibit, Facts
+from quantpipe.reporting.exhibits import Bar, Bars, Curve, Curves, Exhibit, Facts, Point
 from quantpipe.reporting.report import ReportSection
 
 
@@ -16,11 +16,21 @@ class WindowKL:
     max_kl: float
 
 
-def divergence_section(facts: Sequence[tuple[str, str]], windows: Sequence[WindowKL] = ()) -> ReportSection:
-    """The divergence; where none was measured it has no exhibits."""
+def divergence_section(
+    facts: Sequence[tuple[str, str]],
+    windows: Sequence[WindowKL] = (),
+    positions: Sequence[tuple[int, float, float, float]] = (),
+) -> ReportSection:
+    """The divergence; where none was measured it has no exhibits.
+
+    ``positions``: the most tokens of text before, and the mean KL there with its interval, in nats.
+    """
     exhibits: list[Exhibit] = [Facts(tuple(facts))] if facts else []
     if windows:
         exhibits.append(_by_window(windows))
+    if len(positions) > 1:
+        curve = Curve("mean KL", tuple(Point(float(last), mean, low, high) for last, mean, low, high in positions))
+        exhibits.append(Curves("KL by tokens before", "tokens before", "mean KL, nats", (curve,), is_log_x=True))
     return ReportSection("divergence", "Divergence", tuple(exhibits))
 
 
