@@ -106,7 +106,7 @@ def report(found: Found, samples: list[tuple[float, float, float]], left: Counte
 @contextmanager
 def served(asked: argparse.Namespace) -> Iterator[Server]:
     program = "from quantpipe.cli import main; main()"
-    command = f"{sys.executable} -c '{program}' serve {asked.model} --port {{port}} {asked.options}"
+    command = f"{sys.executable} -c '{program}' serve {asked.model} --allow-ungated --port {{port}} {asked.options}"
     server = Server("soaked", command)
     try:
         server.start(Path(tempfile.mkdtemp(prefix="soak-")) / "server.log")

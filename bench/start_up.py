@@ -36,7 +36,7 @@ class Start(NamedTuple):
 def start_once(folder: Path, options: Sequence[str]) -> Start:
     """Start a server of ``folder`` with further ``options``, and stop it once it is ready."""
     program = "from quantpipe.cli import main; main()"
-    command = [sys.executable, "-c", program, "serve", str(folder), "--port", "0", *options]
+    command = [sys.executable, "-c", program, "serve", str(folder), "--allow-ungated", "--port", "0", *options]
     started_s = time.monotonic()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None, "asked for"

@@ -2,7 +2,7 @@
 
     python bench/vs_cpu_servers.py --tokenizer MODEL --text README.md --out results.md \\
         --server "ours bf16=quantpipe serve MODEL --port {port} --max-num-seqs 32" \\
-        --server "ours w8a8=quantpipe serve W8A8 --port {port} --max-num-seqs 32" \\
+        --server "ours w8a8=quantpipe serve W8A8 --allow-ungated --port {port} --max-num-seqs 32" \\
         --server "vllm bf16=.../bin/vllm serve MODEL --dtype bfloat16 --max-model-len 2048 --port {port}" \\
         --server "llama.cpp q4_1=http://127.0.0.1:8081"
 

@@ -96,5 +96,5 @@ def show_verdict(result: "GateResult", output: Path) -> int:
 
     console = Console()
     console.print(render_table(result))
-    console.print(f"{result.title}: report in {output / 'report.md'}", highlight=False, soft_wrap=True)
+    console.print(f"{result.title}: report in {output / 'report.html'}", highlight=False, soft_wrap=True)
     return result.verdict.exit_code
