@@ -84,7 +84,9 @@ def compare(asked: argparse.Namespace, logs: Path) -> str:
     """Tokens per second and times to first token of both sides, by concurrency."""
     options = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in _settings(asked).items())
     program = "from quantpipe.cli import main; main()"
-    server = Server("http", f"{sys.executable} -c '{program}' serve {asked.model} --allow-ungated {options} --port {{port}}")
+    server = Server(
+        "http", f"{sys.executable} -c '{program}' serve {asked.model} --allow-ungated {options} --port {{port}}"
+    )
     tokenizer = Tokenizer.open(asked.model)
     num_prompts = sum(asked.concurrency) * (asked.repeats + 1)
     text = asked.text.read_text(encoding="utf-8")

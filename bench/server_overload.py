@@ -1,6 +1,7 @@
 """A server under ten times the load that it can carry: what it still gets done, and how soon it turns others away.
 
-    python bench/server_overload.py --server "quantpipe serve W8A8 --allow-ungated --port {port}"
+    python bench/server_overload.py \\
+        --server "quantpipe serve W8A8 --allow-ungated --port {port} --max-open-prompts 32"
 
 Each round measures two things for ``--seconds``, in turns, after ``--warm-s`` that do not count:
 
