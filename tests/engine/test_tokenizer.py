@@ -1,7 +1,10 @@
 """Encoding adds nothing, and a stream of pieces is the decoded whole, for byte-level and metaspace tokenizers."""
 
 import json
+import threading
+import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -207,3 +210,23 @@ def test_damaged_folder_is_an_artifact_error_naming_the_file(folder: Path, name:
         (folder / name).write_text(content, encoding="utf-8")
     with pytest.raises(ArtifactError, match=name):
         Tokenizer.open(folder)
+
+
+def test_other_threads_run_while_a_long_text_is_encoded() -> None:
+    tokenizer, stamps, is_over = Tokenizer(byte_level()), [time.perf_counter()], threading.Event()
+
+    def watch() -> None:
+        while not is_over.wait(0.001):
+            stamps.append(time.perf_counter())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    started_s = time.perf_counter()
+    num_tokens = len(tokenizer.encode("y" * 1_000_000))
+    ended_s = time.perf_counter()
+    is_over.set()
+    watcher.join()
+    assert num_tokens > 100_000
+    during = [started_s, *(stamp for stamp in stamps if started_s < stamp < ended_s), ended_s]
+    longest_s = max(later - earlier for earlier, later in pairwise(during))
+    assert longest_s < 0.7 * (ended_s - started_s), "whoever waits for another thread waits for the whole text"

@@ -28,7 +28,7 @@ COLUMNS = (
 class FlipRow:
     """An item that one model has right and the other wrong: its names, never its text.
 
-    ``is_near_tie``: whether either model's best choice was hardly ahead of the next; None where there are no choices.
+    ``is_near_tie``: whether both models hardly preferred their best choice to the next; None where there are none.
     """
 
     task: str
